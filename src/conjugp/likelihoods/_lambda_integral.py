@@ -1,0 +1,132 @@
+"""Predictive probabilities of the logistic-softmax as one-dimensional integrals (P1, P2).
+
+p_k = ∫₀^∞ E[σ_k e^{−λσ_k}] ∏_{c≠k} E[e^{−λσ_c}] dλ, the trapezoid rule in t = log λ. Every
+inner expectation is again a trapezoid rule, in f, with nodes where e^{−λσ(f)} falls from 1 to
+e^−λ. Those nodes do not depend on the row, so for v ≥ ¼ all inner expectations of a stretch of t
+are two matrix products; narrow Gaussians use standardised nodes instead. Stretches follow one
+another until ∏E[e^{−λσ}], which is the probability mass still to come, has vanished.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["lambda_integral"]
+
+_H = 0.5  # step in t and in f: both rules err by about exp(−π²/h) = 3e-9
+_TILE = 32  # values of t at a time
+_TAIL = 20.0  # e^{−λσ(f)} is flat below −t − TAIL and above TAIL,
+_DROP = 5.0  # and, where t ≥ DROP, above −t + DROP, where it is e^−70 or less
+_STEP = 1.7  # width of the normal distribution function that stands in for σ
+_NARROW = 0.25  # below this variance the step in f is too coarse
+_DONE = 1e-11  # mass left when to stop
+_SOFT = -20.0  # latents all below this: σ(f) = e^f to 2e-9, and probabilities ignore a shift
+_ELEMENTS = 2048  # (row, class) pairs at a time
+
+
+def lambda_integral(m: Tensor, v: Tensor) -> Tensor:
+    """E[σ_k / Σσ] for f ~ N(m, v): (B, C) -> (B, C), float64, rows sum to 1 (P1)."""
+    with torch.no_grad():
+        m, v = m.detach().double(), v.detach().double()
+        sd = v.sqrt()
+        shift = (_SOFT - (m + 6.0 * sd).amax(-1, keepdim=True)).clamp_min(0.0)
+        m = m + shift
+        # Where the product of F vanishes, roughly: rows alike go together.
+        order = torch.argsort((m - 5.0 * sd).clamp_max(0.0).amax(-1))
+        p = torch.empty_like(m)
+        rows = max(1, _ELEMENTS // m.shape[-1])
+        for k in range(0, len(order), rows):
+            i = order[k : k + rows]
+            p[i] = _chunk(m[i], v[i])
+        return p
+
+
+def _chunk(m: Tensor, v: Tensor) -> Tensor:
+    n_classes = m.shape[-1]
+    p = torch.zeros_like(m)
+    wide = v.reshape(-1) >= _NARROW
+    parts = [_Wide(m, v, wide), _Narrow(m, v, ~wide)]
+    steps = torch.arange(_TILE, dtype=m.dtype, device=m.device) * _H
+    F = m.new_empty(m.numel(), _TILE)
+    G = torch.empty_like(F)
+    start = -10.0 - math.log(n_classes)
+    first = True
+    while True:
+        t = start + steps
+        for part in parts:
+            part.fill(t, F, G)
+        log_f = torch.log(F.clamp_min_(1e-290)).view(*m.shape, _TILE)
+        product = torch.exp(log_f.sum(-2, keepdim=True))
+        share = torch.div(G, F).view(*m.shape, _TILE).mul_(product)
+        if first:
+            # The stretch below the first t is a geometric series: λG is λE[σ] there.
+            share[..., 0] /= -math.expm1(-_H)
+            first = False
+        p += share.sum(-1)
+        if bool((product[..., -1] < _DONE).all()):
+            break
+        start += _TILE * _H
+    p.clamp_min_(torch.finfo(p.dtype).tiny)
+    return p / p.sum(-1, keepdim=True)
+
+
+class _Wide:
+    """F = E[e^{−λσ}] and λG = E[λσ e^{−λσ}] for v ≥ ¼ (P2)."""
+
+    def __init__(self, m: Tensor, v: Tensor, mask: Tensor) -> None:
+        self.index = None if bool(mask.all()) else mask.nonzero().squeeze(1)
+        m, v = m.reshape(-1), v.reshape(-1)
+        self.m, self.v = (m, v) if self.index is None else (m[self.index], v[self.index])
+        self.inverse_sd = torch.rsqrt(self.v)
+        self.height = self.inverse_sd / math.sqrt(2.0 * math.pi)
+        self.step = torch.special.ndtr(self.m / torch.sqrt(self.v + _STEP**2))
+
+    def fill(self, t: Tensor, F: Tensor, G: Tensor) -> None:
+        if not self.m.numel():
+            return
+        low, high = -float(t[-1]) - _TAIL, _DROP - float(t[0])
+        high = high if high <= 0.0 else _TAIL
+        x = torch.arange(math.floor(low / _H), math.ceil(high / _H) + 1, device=t.device) * _H
+        x = x.to(t.dtype)
+        scaled = torch.exp((t[:, None] + torch.nn.functional.logsigmoid(x)).clamp_max(50.0))
+        survive = torch.exp(-scaled)
+        lam = torch.exp(t.clamp_max(50.0))
+        end = torch.exp(-lam)
+        fall = _H * scaled * torch.sigmoid(-x) * survive  # −∂/∂x e^{−λσ(x)}
+        # λσe^{−λσ} less its limit at large f times a smooth step, whose expectation is known.
+        bump = _H * (scaled * survive - (lam * end)[:, None] * torch.special.ndtr(x / _STEP))
+        z = (x - self.m[:, None]).mul_(self.inverse_sd[:, None])
+        f = torch.addmm(end[None], torch.special.ndtr(z), fall.T)
+        density = z.square_().mul_(-0.5).clamp_(min=-300.0).exp_()
+        g = (density @ bump.T).mul_(self.height[:, None])
+        g.addcmul_(self.step[:, None], lam * end).clamp_min_(0.0)
+        if self.index is None:
+            F.copy_(f)
+            G.copy_(g)
+        else:
+            F[self.index] = f
+            G[self.index] = g
+
+
+class _Narrow:
+    """The same for v < ¼, on standardised nodes."""
+
+    def __init__(self, m: Tensor, v: Tensor, mask: Tensor) -> None:
+        self.index = mask.nonzero().squeeze(1)
+        m, v = m.reshape(-1)[self.index], v.reshape(-1)[self.index]
+        z = torch.arange(-8, 9, dtype=m.dtype, device=m.device) * 0.75
+        w = torch.exp(-0.5 * z * z)
+        self.w = w / w.sum()
+        self.log_s = torch.nn.functional.logsigmoid(m[:, None] + v.sqrt()[:, None] * z)
+
+    def fill(self, t: Tensor, F: Tensor, G: Tensor) -> None:
+        if not self.index.numel():
+            return
+        base = torch.exp((float(t[0]) + self.log_s).clamp_max_(50.0))
+        scaled = base[:, None, :] * torch.exp(t - t[0])[:, None]
+        survive = torch.exp(-scaled)
+        F[self.index] = survive @ self.w
+        G[self.index] = survive.mul_(scaled) @ self.w

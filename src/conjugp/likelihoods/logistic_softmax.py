@@ -1,0 +1,113 @@
+"""p(y = k | f) = σ(f_k) / Σ_c σ(f_c), in three lower bounds (docs/math.md)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, one_hot
+
+from conjugp.likelihoods._lambda_integral import lambda_integral
+from conjugp.likelihoods.base import Likelihood, Site, differentiable_bound
+from conjugp.numerics import (
+    Tilt,
+    expected_log_sigmoid,
+    gamma_total,
+    log_gamma_minus_entropy,
+    logistic_moments,
+    tilt,
+)
+
+__all__ = ["LogisticSoftmax"]
+
+# γ is at most about 4|m|/v: finite wherever v is not zero. At v = 0 and m below −80 the site is
+# a limit no float holds, though its bound and gradient are fine; this keeps it a number there.
+_MAX_LOG_GAMMA = 80.0
+
+
+@dataclass(frozen=True)
+class LogisticSoftmax(Likelihood):
+    """The logistic-softmax likelihood (M2).
+
+    Its bounds, tightest first: ``"tight"`` (B10), ``"collapsed"`` (B5), ``"augmented"`` (B9).
+    """
+
+    name: ClassVar[str] = "logistic-softmax"
+    bounds: ClassVar[tuple[str, ...]] = ("tight", "collapsed", "augmented")
+
+    def site(self, y: Tensor, m: Tensor, v: Tensor, bound: str | None = None) -> Site:
+        """Sites and bound of labels y (B,) at N(m, v), m and v (B, C) (S1)."""
+        compute = {"tight": _tight, "collapsed": _collapsed, "augmented": _augmented}
+        with torch.no_grad():
+            rule = compute[self.check_bound(bound)]
+            potential, precision, value, dm = (x.to(m.dtype) for x in rule(y, m, v))
+        return Site(potential, precision, differentiable_bound(m, v, value, dm, -0.5 * precision))
+
+    def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
+        """log p(y | f): y (B,), f (..., B, C) -> (..., B) (M2)."""
+        log_p = torch.log_softmax(logsigmoid(f), -1)
+        return log_p.gather(-1, y[:, None].expand(*f.shape[:-1], 1)).squeeze(-1)
+
+    def prob(self, f: Tensor) -> Tensor:
+        """p(· | f): (..., B, C) -> (..., B, C) (M2)."""
+        return torch.softmax(logsigmoid(f), -1)
+
+    def integral(self, m: Tensor, v: Tensor) -> Tensor:
+        """E[p(· | f)] under N(m, v) by one-dimensional integrals: (B, C), float64 (P1)."""
+        return lambda_integral(m, v)
+
+
+def _of_label(x: Tensor, y: Tensor) -> Tensor:
+    return x.gather(-1, y[:, None]).squeeze(-1)
+
+
+def _tight(y: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Potential, precision, bound and ∂bound/∂m of the tight bound (B10, B11)."""
+    e = logistic_moments(m, v)
+    log_t = torch.logsumexp(e.log_mean, -1, keepdim=True)
+    bound = expected_log_sigmoid(_of_label(m, y), _of_label(v, y)) - log_t.squeeze(-1)
+    share = torch.exp(e.log_scale - log_t)
+    label = one_hot(y, m.shape[-1]).double()
+    dm = label * e.complement - e.slope * share
+    precision = label * e.slope * torch.exp(e.log_scale) + e.curvature * share
+    return dm + precision * m.double(), precision, bound, dm
+
+
+def _collapsed(y: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Potential, precision, bound and ∂bound/∂m of the collapsed bound (B5, B6)."""
+    s = tilt(m, v)
+    log_rest = torch.logsumexp(s.log_rest, -1, keepdim=True)
+    bound = _of_label(s.log_up, y) - log_rest.squeeze(-1)
+    return _polya_gamma_site(y, m, s, s.log_s - log_rest, bound)
+
+
+def _augmented(y: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Potential, precision, bound and ∂bound/∂m of the paper's bound (B7–B9)."""
+    s = tilt(m, v)
+    log_c = math.log(m.shape[-1])
+    log_sum = torch.logsumexp(s.log_s, -1)
+    log_rest = torch.logsumexp(s.log_rest, -1) - log_c
+    # log r through 1 − r, the smaller of the two where r is near 1.
+    log_r = torch.where(
+        log_rest < -1.0, torch.log1p(-torch.exp(log_rest.clamp_max(-1.0))), log_sum - log_c
+    )
+    G = gamma_total(log_r, log_rest)
+    bound = _of_label(s.log_up, y) - log_c + log_gamma_minus_entropy(G) + G * log_r
+    # γ_c = G s_c / S: the same numbers as e^ψ(1+G) s_c / C at the root.
+    log_gamma = torch.log(G)[:, None] + s.log_s - log_sum[:, None]
+    return _polya_gamma_site(y, m, s, log_gamma, bound)
+
+
+def _polya_gamma_site(
+    y: Tensor, m: Tensor, s: Tilt, log_gamma: Tensor, bound: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """potential = (y − γ)/2, precision = (y + γ) tanh(c/2)/(2c) (B6)."""
+    label = one_hot(y, m.shape[-1]).double()
+    gamma = torch.exp(log_gamma.clamp_max(_MAX_LOG_GAMMA))
+    precision = 0.5 * (label + gamma) * s.tau
+    # ∂bound/∂m = potential − precision·m, in logs because γ may be huge where 1 + m·tau is tiny.
+    dm = 0.5 * (label * (1.0 - m.double() * s.tau) - torch.exp(log_gamma + s.log_slope))
+    return 0.5 * (label - gamma), precision, bound, dm
