@@ -1,0 +1,287 @@
+"""How good probabilities are: log loss, Brier score and calibration errors.
+
+All functions take true labels of any kind and an (n, C) array of probabilities, one column per
+class, the columns in the order of `labels`: pass ``labels=estimator.classes_``. Lower is better.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = [
+    "ReliabilityCurve",
+    "brier",
+    "classwise_calibration_error",
+    "expected_calibration_error",
+    "maximum_calibration_error",
+    "nll",
+    "reliability_curve",
+]
+
+Strategy = Literal["uniform", "adaptive"]
+Floats = NDArray[np.float64]
+
+
+class ReliabilityCurve(NamedTuple):
+    """Confidence against accuracy, one entry per bin that holds any points.
+
+    Attributes
+    ----------
+    confidence, accuracy : ndarray of shape (n_filled_bins,)
+        Weighted means over the bin.
+    count : ndarray of shape (n_filled_bins,)
+        The number of points in the bin, or the sum of their weights.
+    """
+
+    confidence: Floats
+    accuracy: Floats
+    count: Floats
+
+
+def nll(
+    y_true: ArrayLike,
+    proba: ArrayLike,
+    *,
+    labels: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+) -> float:
+    """Mean negative log-likelihood of the true labels, in nats (log loss).
+
+    Probabilities are clipped at the smallest normal float64, 2.2e-308: a true label that was
+    given probability zero costs 708.4 nats rather than infinity.
+
+    Parameters
+    ----------
+    y_true : array-like of shape (n,)
+        The true labels.
+    proba : array-like of shape (n, C)
+        Probabilities; rows sum to 1.
+    labels : array-like of shape (C,), default=None
+        The label of each column. ``None`` means the sorted values of `y_true`, all of which must
+        then occur.
+    sample_weight : array-like of shape (n,), default=None
+        Weights of the points.
+    """
+    codes, p, weight = _checked(y_true, proba, labels, sample_weight)
+    p_true = p[np.arange(len(codes)), codes]
+    return float(weight @ -np.log(np.maximum(p_true, np.finfo(np.float64).tiny)))
+
+
+def brier(
+    y_true: ArrayLike,
+    proba: ArrayLike,
+    *,
+    labels: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+) -> float:
+    """Mean multi-class Brier score, Σ_c (p_c − y_c)²: from 0 to 2.
+
+    Parameters are those of :func:`nll`. With two classes it is twice the binary Brier score.
+    """
+    codes, p, weight = _checked(y_true, proba, labels, sample_weight)
+    return float(weight @ np.square(p - np.eye(p.shape[1])[codes]).sum(axis=1))
+
+
+def reliability_curve(
+    y_true: ArrayLike,
+    proba: ArrayLike,
+    *,
+    n_bins: int = 15,
+    strategy: Strategy = "uniform",
+    labels: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+) -> ReliabilityCurve:
+    """Accuracy of the predicted class against the confidence in it, in bins of confidence.
+
+    Parameters
+    ----------
+    y_true, proba, labels, sample_weight
+        As in :func:`nll`.
+    n_bins : int, default=15
+        The number of bins.
+    strategy : {"uniform", "adaptive"}, default="uniform"
+        Bins of equal width, (i/n_bins, (i+1)/n_bins], or of equal weight. Equal confidences are
+        always in one bin, so adaptive bins may be uneven where confidences repeat.
+    """
+    codes, p, weight = _checked(y_true, proba, labels, sample_weight)
+    correct = p.argmax(axis=1) == codes
+    bins = _bins(p.max(axis=1), weight, n_bins, strategy)
+    curve = _curve(p.max(axis=1), correct, weight, bins)
+    total = len(codes) if sample_weight is None else np.sum(np.asarray(sample_weight, float))
+    return curve._replace(count=curve.count * total)
+
+
+def expected_calibration_error(
+    y_true: ArrayLike,
+    proba: ArrayLike,
+    *,
+    n_bins: int = 15,
+    strategy: Strategy = "uniform",
+    labels: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+) -> float:
+    """Mean |accuracy − confidence| of the predicted class over bins of confidence (ECE).
+
+    Parameters are those of :func:`reliability_curve`.
+    """
+    curve = reliability_curve(
+        y_true,
+        proba,
+        n_bins=n_bins,
+        strategy=strategy,
+        labels=labels,
+        sample_weight=sample_weight,
+    )
+    return _mean_gap(curve)
+
+
+def maximum_calibration_error(
+    y_true: ArrayLike,
+    proba: ArrayLike,
+    *,
+    n_bins: int = 15,
+    strategy: Strategy = "uniform",
+    labels: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+) -> float:
+    """Largest |accuracy − confidence| of the predicted class over bins of confidence (MCE).
+
+    Parameters are those of :func:`reliability_curve`. A bin with few points can decide it;
+    ``strategy="adaptive"`` makes that less likely.
+    """
+    curve = reliability_curve(
+        y_true,
+        proba,
+        n_bins=n_bins,
+        strategy=strategy,
+        labels=labels,
+        sample_weight=sample_weight,
+    )
+    return float(np.abs(curve.accuracy - curve.confidence).max())
+
+
+def classwise_calibration_error(
+    y_true: ArrayLike,
+    proba: ArrayLike,
+    *,
+    n_bins: int = 15,
+    strategy: Strategy = "uniform",
+    labels: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+) -> float:
+    """Mean over classes of |frequency − probability| of that class, over bins of probability.
+
+    Unlike :func:`expected_calibration_error` it sees every probability, not only the largest.
+    Parameters are those of :func:`reliability_curve`.
+    """
+    codes, p, weight = _checked(y_true, proba, labels, sample_weight)
+    gaps = []
+    for c, p_c in enumerate(p.T):
+        bins = _bins(p_c, weight, n_bins, strategy)
+        gaps.append(_mean_gap(_curve(p_c, codes == c, weight, bins)))
+    return float(np.mean(gaps))
+
+
+def _bins(confidence: Floats, weight: Floats, n_bins: int, strategy: Strategy) -> NDArray[np.intp]:
+    """The bin of each point, 0 to n_bins − 1: (n,)."""
+    if not isinstance(n_bins, int | np.integer) or isinstance(n_bins, bool) or n_bins < 1:
+        raise ValueError(f"n_bins must be a positive integer, got {n_bins!r}")
+    if strategy == "uniform":
+        edges = np.arange(1, n_bins) / n_bins
+        return np.searchsorted(edges, confidence, side="left")
+    if strategy == "adaptive":
+        # Where the middle of a value's share of the weight falls; so a point of weight 2 counts
+        # as two points, and the order of the points does not matter.
+        _, group = np.unique(confidence, return_inverse=True)
+        share = np.bincount(group, weight)
+        middle = np.cumsum(share) - share / 2
+        # On the edge between two bins the last digit must not decide.
+        return np.minimum((middle * n_bins + 1e-9).astype(np.intp), n_bins - 1)[group]
+    raise ValueError(f'strategy must be "uniform" or "adaptive", got {strategy!r}')
+
+
+def _curve(
+    confidence: Floats, correct: NDArray[np.bool_], weight: Floats, bins: NDArray[np.intp]
+) -> ReliabilityCurve:
+    sums = [np.bincount(bins, weight * x) for x in (confidence, correct, np.ones(len(bins)))]
+    total_confidence, total_correct, count = np.array(sums)[:, sums[-1] > 0]
+    return ReliabilityCurve(total_confidence / count, total_correct / count, count)
+
+
+def _mean_gap(curve: ReliabilityCurve) -> float:
+    return float(np.average(np.abs(curve.accuracy - curve.confidence), weights=curve.count))
+
+
+def _checked(
+    y_true: ArrayLike, proba: ArrayLike, labels: ArrayLike | None, sample_weight: ArrayLike | None
+) -> tuple[NDArray[np.intp], Floats, Floats]:
+    """Column of each true label (n,), probabilities (n, C), weights that sum to one (n,)."""
+    y = np.asarray(y_true)
+    if y.ndim != 1 or len(y) == 0:
+        raise ValueError(f"y_true must be a vector that is not empty, got shape {y.shape}")
+    p = _probabilities(proba)
+    if len(p) != len(y):
+        raise ValueError(f"y_true has {len(y)} labels, but proba has {len(p)} rows")
+    return _codes(y, labels, p.shape[1]), p, _weights(sample_weight, len(y))
+
+
+def _probabilities(proba: ArrayLike) -> Floats:
+    given = np.asarray(proba)
+    if given.ndim != 2 or given.shape[1] < 2:
+        raise ValueError(
+            f"proba must have shape (n, C), one column per class (two for binary problems), "
+            f"got {given.shape}"
+        )
+    try:
+        p = given.astype(np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"proba must hold numbers, got dtype {given.dtype}") from None
+    if not np.isfinite(p).all():
+        raise ValueError("proba contains NaN or infinity")
+    if (p < 0).any():
+        raise ValueError(f"proba contains negative values, the smallest is {p.min():.3g}")
+    precision = np.finfo(given.dtype).eps if given.dtype.kind == "f" else 0.0
+    error = np.abs(p.sum(axis=1) - 1).max()
+    if error > max(1e-6, np.sqrt(precision)):
+        raise ValueError(f"the rows of proba must sum to 1, one is off by {error:.3g}")
+    return p
+
+
+def _codes(y: NDArray[Any], labels: ArrayLike | None, n_columns: int) -> NDArray[np.intp]:
+    if y.dtype.kind == "f" and np.isnan(y).any():
+        raise ValueError("y_true contains NaN")
+    if labels is None:
+        columns = sorted(set(y.tolist()))
+        if len(columns) != n_columns:
+            raise ValueError(
+                f"y_true has {len(columns)} different labels, but proba has {n_columns} columns; "
+                f"pass labels="
+            )
+    else:
+        columns = np.asarray(labels).tolist()
+        if np.ndim(labels) != 1 or len(columns) != n_columns:
+            raise ValueError(
+                f"labels must name the {n_columns} columns of proba, got shape {np.shape(labels)}"
+            )
+    # A dictionary compares as Python does: 1 is 1.0 but not "1".
+    column_of = {label: i for i, label in enumerate(columns)}
+    if len(column_of) != len(columns):
+        raise ValueError("labels contains a label twice")
+    unknown = set(y.tolist()) - column_of.keys()
+    if unknown:
+        raise ValueError(f"y_true contains labels that are not in labels: {list(unknown)[:5]}")
+    return np.array([column_of[label] for label in y.tolist()], dtype=np.intp)
+
+
+def _weights(sample_weight: ArrayLike | None, n: int) -> Floats:
+    if sample_weight is None:
+        return np.full(n, 1.0 / n)
+    weight = np.asarray(sample_weight, dtype=np.float64)
+    if weight.shape != (n,):
+        raise ValueError(f"sample_weight must have shape ({n},), got {weight.shape}")
+    if not np.isfinite(weight).all() or (weight < 0).any() or weight.sum() == 0:
+        raise ValueError("sample_weight must be finite, not negative and not all zero")
+    return weight / weight.sum()

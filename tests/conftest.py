@@ -1,0 +1,59 @@
+"""What the tests share: kernels that stand for every exported class, and small random data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+from conjugp import kernels as k
+
+# Timings vary between machines, and the same examples every time keep a failure reproducible.
+settings.register_profile("conjugp", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("conjugp")
+
+ARD = (0.7, 1.3, 2.0)
+
+# Every exported kernel class, on inputs with three features. The contract tests run over all.
+KERNEL_CASES: dict[str, list[k.Kernel]] = {
+    "RBF": [k.RBF(1.2, 1.7), k.RBF(ARD, 0.5)],
+    "Matern12": [k.Matern12(1.2, 1.7), k.Matern12(ARD, 0.5)],
+    "Matern32": [k.Matern32(1.2, 1.7), k.Matern32(ARD, 0.5)],
+    "Matern52": [k.Matern52(1.2, 1.7), k.Matern52(ARD, 0.5)],
+    "RationalQuadratic": [
+        k.RationalQuadratic(1.2, 1.7, 0.6),
+        k.RationalQuadratic(ARD, 0.5, alpha=3.0),
+    ],
+    "Linear": [k.Linear(1.2, 1.7), k.Linear(ARD, 0.5)],
+    "Sum": [k.RBF(ARD, 0.5) + k.Linear(1.2, 0.3) + k.Matern32(0.9, 1.1)],
+    "Product": [
+        k.RBF(ARD, 0.5) * k.Linear(1.2, 0.3),
+        (k.RBF(1.0, 0.4) + k.Linear(ARD, 1.0)) * k.Matern52(2.0, 1.0),
+    ],
+}
+
+
+@pytest.fixture
+def kernel_cases() -> dict[str, list[k.Kernel]]:
+    return KERNEL_CASES
+
+
+@pytest.fixture(params=[c for cases in KERNEL_CASES.values() for c in cases], ids=repr)
+def kernel(request: pytest.FixtureRequest) -> k.Kernel:
+    return request.param
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def X() -> torch.Tensor:
+    return torch.randn(9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def Z() -> torch.Tensor:
+    return torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
