@@ -16,7 +16,7 @@ SOURCE = Path(conjugp.__file__).parent
 
 # Lowest first. A module may import from its own layer and those below it.
 LAYERS = [
-    {"numerics", "metrics", "rows", "options"},
+    {"numerics", "parameters", "metrics", "rows", "options"},
     {"kernels", "likelihoods", "scaling", "plotting"},
     {"features", "posterior", "inducing"},
     {"inference", "prediction"},

@@ -360,8 +360,9 @@ def test_bad_parameters_are_named(X):
         RBF(1.0, variance=[1.0, 2.0])
     with pytest.raises(ValueError, match="RBF: lengthscale must be a number or a vector"):
         RBF([[1.0]])
-    with pytest.raises(ValueError, match="RBF: lengthscale must be a number or a vector"):
-        RBF([])
+    for empty in ([], ()):
+        with pytest.raises(ValueError, match="RBF: lengthscale must be a number or a vector"):
+            RBF(empty)
     with pytest.raises(TypeError, match="Linear: lengthscale must be a number, got 'long'"):
         Linear("long")
     with pytest.raises(ValueError, match="RBF: lengthscale has 2 values, but X has 3 features"):
