@@ -17,13 +17,13 @@ from torch import Tensor
 __all__ = [
     "LogisticMoments",
     "NotPositiveDefiniteError",
+    "Tilt",
     "cholesky",
     "expected_log_sigmoid",
     "gamma_total",
     "log_gamma_minus_entropy",
     "logistic_moments",
     "tilt",
-    "Tilt",
 ]
 
 _SQRT2 = math.sqrt(2.0)
@@ -123,7 +123,7 @@ def _digamma_gap(G: Tensor) -> Tensor:
 
 
 def gamma_total(log_r: Tensor, log_rest: Tensor, n_iter: int = 10) -> Tensor:
-    """The root of G = r exp ψ(1+G), from log r and log(1 − r) (B8).
+    """The root of G = r exp ψ(1+G), from log r and log(1 − r) (B6).
 
     With d(G) = exp ψ(1+G) − G the equation reads G = r/(1−r) · d(G). As d stays within
     [½, 0.5615] the start is within 12 %, and since |d log d / d log G| < 0.04 every sweep
@@ -137,7 +137,7 @@ def gamma_total(log_r: Tensor, log_rest: Tensor, n_iter: int = 10) -> Tensor:
 
 
 def log_gamma_minus_entropy(G: Tensor) -> Tensor:
-    """lnΓ(1+G) − G log G + G, by Stirling's series where the terms cancel (B9)."""
+    """lnΓ(1+G) − G log G + G, by Stirling's series where the terms cancel (B7)."""
     g = G.clamp_min(16.0)
     i2 = 1.0 / (g * g)
     series = 0.5 * (_LOG_2PI + torch.log(g)) + (1 / 12 - i2 * (1 / 360 - i2 / 1260)) / g
@@ -204,7 +204,7 @@ def _density_sums(weights: Tensor, rules: _Rules, b: Tensor, v: Tensor, scaled: 
     # No exponent so low that products turn subnormal: those are many times slower.
     floor = -40.0 if dtype == torch.float32 else -300.0
     sums = []
-    for k in range(0, b.numel(), _BLOCK):
+    for k in range(0, max(1, b.numel()), _BLOCK):
         block = slice(k, k + _BLOCK)
         exponent = rules.x @ rates[:, block]
         sums.append(weights @ exponent.clamp_(min=floor).exp_())
@@ -216,7 +216,7 @@ def _moments_small(b: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Te
     rules = _rules(dtype, b.device)
     sd, t, b = v.sqrt().to(dtype)[None], rules.t[:, None], b.to(dtype)[None]
     powers = []
-    for k in range(0, v.numel(), _BLOCK):
+    for k in range(0, max(1, v.numel()), _BLOCK):
         block = slice(k, k + _BLOCK)
         q = torch.addcmul(b[:, block], t, sd[:, block]).sigmoid_()
         square = q * q

@@ -24,13 +24,14 @@ _STEP = 1.7  # width of the normal distribution function that stands in for σ
 _NARROW = 0.25  # below this variance the step in f is too coarse
 _DONE = 1e-11  # mass left when to stop
 _SOFT = -20.0  # latents all below this: σ(f) = e^f to 2e-9, and probabilities ignore a shift
+_LARGEST = 1e8  # variances beyond it are taken for it: the work grows with √v
 _ELEMENTS = 2048  # (row, class) pairs at a time
 
 
 def lambda_integral(m: Tensor, v: Tensor) -> Tensor:
     """E[σ_k / Σσ] for f ~ N(m, v): (B, C) -> (B, C), float64, rows sum to 1 (P1)."""
     with torch.no_grad():
-        m, v = m.detach().double(), v.detach().double()
+        m, v = m.detach().double(), v.detach().double().clamp_max(_LARGEST)
         sd = v.sqrt()
         shift = (_SOFT - (m + 6.0 * sd).amax(-1, keepdim=True)).clamp_min(0.0)
         m = m + shift
@@ -66,7 +67,8 @@ def _chunk(m: Tensor, v: Tensor) -> Tensor:
             share[..., 0] /= -math.expm1(-_H)
             first = False
         p += share.sum(-1)
-        if bool((product[..., -1] < _DONE).all()):
+        # Written so that NaN, which is the caller's, ends the loop.
+        if not bool((product[..., -1] > _DONE).any()):
             break
         start += _TILE * _H
     p.clamp_min_(torch.finfo(p.dtype).tiny)

@@ -32,7 +32,7 @@ _MAX_LOG_GAMMA = 80.0
 class LogisticSoftmax(Likelihood):
     """The logistic-softmax likelihood (M2).
 
-    Its bounds, tightest first: ``"tight"`` (B10), ``"collapsed"`` (B5), ``"augmented"`` (B9).
+    Its bounds, tightest first: ``"tight"`` (B8), ``"collapsed"`` (B3), ``"augmented"`` (B7).
     """
 
     name: ClassVar[str] = "logistic-softmax"
@@ -65,7 +65,7 @@ def _of_label(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _tight(y: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Potential, precision, bound and ∂bound/∂m of the tight bound (B10, B11)."""
+    """Potential, precision, bound and ∂bound/∂m of the tight bound (B8, B9)."""
     e = logistic_moments(m, v)
     log_t = torch.logsumexp(e.log_mean, -1, keepdim=True)
     bound = expected_log_sigmoid(_of_label(m, y), _of_label(v, y)) - log_t.squeeze(-1)
@@ -77,7 +77,7 @@ def _tight(y: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Ten
 
 
 def _collapsed(y: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Potential, precision, bound and ∂bound/∂m of the collapsed bound (B5, B6)."""
+    """Potential, precision, bound and ∂bound/∂m of the collapsed bound (B3, B4)."""
     s = tilt(m, v)
     log_rest = torch.logsumexp(s.log_rest, -1, keepdim=True)
     bound = _of_label(s.log_up, y) - log_rest.squeeze(-1)
@@ -85,7 +85,7 @@ def _collapsed(y: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor,
 
 
 def _augmented(y: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Potential, precision, bound and ∂bound/∂m of the paper's bound (B7–B9)."""
+    """Potential, precision, bound and ∂bound/∂m of the paper's bound (B5–B7)."""
     s = tilt(m, v)
     log_c = math.log(m.shape[-1])
     log_sum = torch.logsumexp(s.log_s, -1)
@@ -104,7 +104,7 @@ def _augmented(y: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor,
 def _polya_gamma_site(
     y: Tensor, m: Tensor, s: Tilt, log_gamma: Tensor, bound: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """potential = (y − γ)/2, precision = (y + γ) tanh(c/2)/(2c) (B6)."""
+    """potential = (y − γ)/2, precision = (y + γ) tanh(c/2)/(2c) (B4)."""
     label = one_hot(y, m.shape[-1]).double()
     gamma = torch.exp(log_gamma.clamp_max(_MAX_LOG_GAMMA))
     precision = 0.5 * (label + gamma) * s.tau
