@@ -94,6 +94,13 @@ def test_gradients_in_parameters_alone(kernel, X, Z):
     assert torch.autograd.gradcheck(lambda t: kernel.with_theta(t)(X, Z), theta)
 
 
+def test_gradients_in_one_input_alone(kernel, X, Z):
+    theta, z = kernel.theta.requires_grad_(), Z.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda t, z: kernel.with_theta(t)(X, z), (theta, z))
+    assert torch.autograd.gradcheck(lambda t, z: kernel.with_theta(t)(z, X), (theta, z))
+    assert torch.autograd.gradcheck(lambda z: kernel(z, X), z)
+
+
 def test_gradients_where_points_coincide(kernel, Z):
     # The same points in another tensor must give the gradient that finite differences confirm
     # for kernel(Z, Z) above; differences themselves are noise at the kink of Matérn 1/2.
@@ -261,6 +268,23 @@ def test_sum_and_product_are_sums_and_products(X, Z):
     assert (a + b) + c == a + (b + c) == Sum((a, b, c))
     assert (a * b) * c == a * (b * c) == Product((a, b, c))
     assert not (a + b).stationary and (a * c).stationary
+
+
+@pytest.mark.parametrize("lengthscale", [0.4, ARD], ids=["isotropic", "ard"])
+@pytest.mark.parametrize("same", [False, True])
+def test_fused_rbf_is_the_plain_one(lengthscale, same, X, Z):
+    kernel = RBF(lengthscale, 2.3)
+
+    def value_and_gradients(formula):
+        theta, x, z = (t.clone().requires_grad_() for t in (kernel.theta, X, Z))
+        K = formula(kernel.with_theta(theta), x, x if same else z)
+        upstream = torch.linspace(-1, 2, K.numel(), dtype=K.dtype).reshape(K.shape)
+        inputs = (theta, x) if same else (theta, x, z)
+        return K.detach(), *torch.autograd.grad(K, inputs, upstream)
+
+    fused, plain = value_and_gradients(RBF.__call__), value_and_gradients(Stationary.__call__)
+    for ours, theirs in zip(fused, plain, strict=True):
+        assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("cls", STATIONARY)

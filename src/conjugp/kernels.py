@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add, mul
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -101,7 +101,8 @@ class Stationary(Kernel):
         return True
 
     def __call__(self, X: Tensor, Z: Tensor) -> Tensor:
-        correlation = self.of_distance(_squared_distance(X, Z, self.parameter("lengthscale", X)))
+        expanded = _expanded(X, Z, self.parameter("lengthscale", X))
+        correlation = self.of_distance(_distances(*expanded, same=X is Z))
         variance = self.parameter("variance", X)
         if correlation.requires_grad or variance.requires_grad:
             return correlation * variance
@@ -128,6 +129,11 @@ class RBF(Stationary):
 
     def of_distance(self, r2: Tensor) -> Tensor:
         return r2.mul_(-0.5).exp_()
+
+    def __call__(self, X: Tensor, Z: Tensor) -> Tensor:
+        # The default kernel is most of the work in learning hyperparameters: a fused version.
+        expanded = _expanded(X, Z, self.parameter("lengthscale", X))
+        return _FusedRBF.apply(*expanded, self.parameter("variance", X), X is Z)  # type: ignore
 
 
 @dataclass(frozen=True)
@@ -251,23 +257,56 @@ class Product(_Combination):
         return " * ".join(f"({p!r})" if isinstance(p, Sum) else repr(p) for p in self.parts)
 
 
-def _squared_distance(X: Tensor, Z: Tensor, lengthscale: Tensor) -> Tensor:
-    """Σ_d (x_d − z_d)² / ℓ_d², never below the smallest normal number: (n, D), (m, D) -> (n, m).
+def _expanded(X: Tensor, Z: Tensor, lengthscale: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """U (n, D), W (m, D), x2 (n,), z2 (m,) with Σ_d (x_d − z_d)² / ℓ_d² = x2 + z2 − 2 U Wᵀ.
 
-    One matrix product. Only Z is divided by ℓ² in it, so that where X needs no gradient the
-    backward pass has one more product and not two. The shift keeps the digits of data far from
-    the origin; distances do not depend on it, so neither does the gradient. The floor keeps
-    gradients of √r² finite: where points coincide they are zero.
+    Only one of U and W is divided by ℓ², the one that has a gradient if there is such: then the
+    backward pass has one more large product and not two. The shift keeps the digits of data far
+    from the origin; distances do not depend on it, so neither does their gradient.
     """
-    same = X is Z
     shift = Z.detach().mean(0)
     weight = lengthscale.square().reciprocal().expand(X.shape[-1])
-    X, Z = X - shift, Z - shift
-    r2 = torch.addmm(Z.square() @ weight, X, (Z * weight).T, alpha=-2.0)
-    r2.add_((X.square() @ weight).unsqueeze(1))
+    U, W = X - shift, Z - shift
+    x2, z2 = U.square() @ weight, W.square() @ weight
+    if X.requires_grad and not Z.requires_grad:
+        return U * weight, W, x2, z2
+    return U, W * weight, x2, z2
+
+
+def _distances(U: Tensor, W: Tensor, x2: Tensor, z2: Tensor, *, same: bool) -> Tensor:
+    """x2 + z2 − 2 U Wᵀ, at least the smallest normal number: (n, m).
+
+    The floor keeps the gradient of a root finite: where points coincide it is zero.
+    """
+    r2 = torch.addmm(z2, U, W.T, alpha=-2.0).add_(x2.unsqueeze(1))
     if same:
         r2.fill_diagonal_(0.0)
     return r2.clamp_min_(torch.finfo(r2.dtype).tiny)
+
+
+class _FusedRBF(torch.autograd.Function):
+    """variance · exp(−r²/2) with its gradient by hand: less than half the time of autograd's."""
+
+    @staticmethod
+    def forward(ctx: Any, U, W, x2, z2, variance, same):
+        K = _distances(U, W, x2, z2, same=same).mul_(-0.5).exp_().mul_(variance)
+        ctx.save_for_backward(U, W, variance, K)
+        return K
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad):  # type: ignore[override]
+        U, W, variance, K = ctx.saved_tensors
+        G = grad * K
+        rows = G.sum(1)
+        return (
+            G @ W if ctx.needs_input_grad[0] else None,
+            G.T @ U if ctx.needs_input_grad[1] else None,
+            -0.5 * rows,
+            -0.5 * G.sum(0),
+            rows.sum() / variance,
+            None,
+        )
 
 
 def _parts(kernel: Kernel, kind: type[_Combination]) -> tuple[Kernel, ...]:
