@@ -18,9 +18,9 @@ SOURCE = Path(conjugp.__file__).parent
 LAYERS = [
     {"numerics", "parameters", "metrics", "rows", "options"},
     {"kernels", "likelihoods", "scaling", "plotting"},
-    {"features", "posterior", "inducing"},
-    {"inference", "prediction"},
-    {"training"},
+    {"features", "posterior", "covariance", "inducing"},
+    {"inference", "prediction", "calibration"},
+    {"training", "model", "decoupled", "search"},
     {"classifier"},
     {"cli"},
 ]
