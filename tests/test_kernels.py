@@ -397,8 +397,9 @@ def test_bad_parameters_are_named(X):
         RBF(ARD, 1.0).to_units(np.ones(2))
     with pytest.raises(ValueError, match="scale must be"):
         RBF(1.0, 1.0).to_units(np.array([1.0, 0.0]))
-    with pytest.raises(TypeError, match="Sum: parts"):
-        Sum(())
+    for parts in ((), [RBF()], (RBF(), 1.0), RBF()):
+        with pytest.raises(TypeError, match="Sum: parts"):
+            Sum(parts)
     with pytest.raises(TypeError, match="unsupported operand"):
         RBF() + 1.0
     with pytest.raises(TypeError, match="unsupported operand"):

@@ -131,7 +131,7 @@ class RBF(Stationary):
         return r2.mul_(-0.5).exp_()
 
     def __call__(self, X: Tensor, Z: Tensor) -> Tensor:
-        # The default kernel is most of the work in learning hyperparameters: a fused version.
+        # The default kernel has a fused version, tested equal to Stationary's.
         expanded = _expanded(X, Z, self.parameter("lengthscale", X))
         return _FusedRBF.apply(*expanded, self.parameter("variance", X), X is Z)  # type: ignore
 
@@ -206,7 +206,8 @@ class _Combination(Kernel):
     parts: tuple[Kernel, ...]
 
     def __post_init__(self) -> None:
-        if not self.parts or not all(isinstance(part, Kernel) for part in self.parts):
+        given = self.parts if isinstance(self.parts, tuple) else ()
+        if not given or not all(isinstance(part, Kernel) for part in given):
             raise TypeError(f"{type(self).__name__}: parts must be a tuple of kernels")
 
     @property
@@ -285,7 +286,7 @@ def _distances(U: Tensor, W: Tensor, x2: Tensor, z2: Tensor, *, same: bool) -> T
 
 
 class _FusedRBF(torch.autograd.Function):
-    """variance · exp(−r²/2) with its gradient by hand: less than half the time of autograd's."""
+    """variance · exp(−r²/2) with its gradient by hand, which makes fewer passes over (n, m)."""
 
     @staticmethod
     def forward(ctx: Any, U, W, x2, z2, variance, same):
