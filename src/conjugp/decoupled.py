@@ -1,0 +1,133 @@
+"""A posterior whose mean has thousands of inducing points and whose covariance has few.
+
+The order is kernel, mean, covariance: each is the optimum of its part of the ELBO given the ones
+before (docs/math.md, D1-D4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from conjugp.covariance import Covariance, covariance, quadratic
+from conjugp.features import Basis, basis
+from conjugp.inference.mean import Mean, MeanData, fit_mean
+from conjugp.kernels import Kernel
+from conjugp.likelihoods.base import Likelihood
+from conjugp.model import Model
+from conjugp.training import Data
+
+_COVARIANCE_ROWS = 20_000  # rows that stand for all when the covariance is computed
+
+
+@dataclass(frozen=True)
+class MeanSettings:
+    """How the mean is fitted."""
+
+    likelihood: Likelihood
+    bound: str
+    n_epochs: int
+    batch_size: int
+    learning_rate: float = 0.1
+    learn_mean: bool = True
+    cache_bytes: int = 2**32
+
+
+class KernelRows:
+    """k(X, Z) block by block: kept where memory allows, else computed again every time.
+
+    Either way a block is computed by itself, so both ways give the same bits.
+    """
+
+    def __init__(self, kernel: Kernel, X: Tensor, Z: Tensor, cache_bytes: int) -> None:
+        self.kernel, self.X, self.Z = kernel, X, Z
+        size = len(X) * len(Z) * X.element_size()
+        self.cache: dict[tuple[int, int], Tensor] | None = {} if size <= cache_bytes else None
+
+    def __call__(self, start: int, stop: int) -> Tensor:
+        if self.cache is None:
+            return self.kernel(self.X[start:stop], self.Z)
+        key = (start, stop)
+        if key not in self.cache:
+            self.cache[key] = self.kernel(self.X[start:stop], self.Z)
+        return self.cache[key]
+
+
+def start_mean(n_inducing: int, mean: Tensor) -> Mean:
+    """The prior."""
+    return Mean(mean.new_zeros(n_inducing, len(mean)), mean)
+
+
+def fit_weights(
+    kernel: Kernel,
+    Z: Tensor,
+    data: Data,
+    start: Mean,
+    settings: MeanSettings,
+    generator: torch.Generator,
+    on_epoch: Callable[[int, float], None] | None = None,
+    model: Model | None = None,
+) -> tuple[Basis, Mean]:
+    """The mean on inducing points Z; with a `model`, under its latent variances (D2)."""
+    b = basis([kernel], Z)
+    variance = None if model is None else model.latent(data.X)[1]
+    rows = KernelRows(kernel, data.X, Z, settings.cache_bytes)
+    mean = fit_mean(
+        start,
+        MeanData(rows, data.y, data.weight, variance),
+        b.L_inv[0],
+        settings.likelihood,
+        settings.bound,
+        n_epochs=settings.n_epochs,
+        batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        learn_mean=settings.learn_mean,
+        generator=generator,
+        on_epoch=on_epoch,
+    )
+    return b, mean
+
+
+def latent_mean(kernel: Kernel, b: Basis, mean: Mean, X: Tensor, chunk: int = 4096) -> Tensor:
+    """m(X), (n, C)."""
+    alpha = b.L_inv[0].T @ mean.w
+    parts = [torch.addmm(mean.mean, kernel(x, b.Z), alpha) for x in X.split(chunk)]
+    return torch.cat(parts)
+
+
+def assemble(
+    kernel: Kernel,
+    b: Basis,
+    mean: Mean,
+    data: Data,
+    family: str,
+    n_covariance: int,
+    likelihood: Likelihood,
+    bound: str,
+) -> Model:
+    """Add the covariance that the sites at the fitted mean imply (D3)."""
+    M_v = min(n_covariance, len(b.Z))
+    # The leading block of a Cholesky factor is that of the leading block.
+    L_inv = b.L_inv[:, :M_v, :M_v].contiguous()
+    part = data.rows(0, _COVARIANCE_ROWS)
+    scale = data.total / part.total
+    A = torch.cat([L_inv[0] @ kernel(b.Z[:M_v], x) for x in part.X.split(4096)], dim=1)
+    m = latent_mean(kernel, b, mean, part.X)
+    prior = kernel.diag(part.X)
+    residual = torch.maximum(prior - A.square().sum(0), 1e-6 * prior)
+    S: Covariance | None = None
+    v = torch.zeros_like(m)
+    # Precisions depend on v and v on precisions: two rounds from v = 0 settle it.
+    for _ in range(2):
+        site = likelihood.site(part.y, m, v.clamp(min=1e-6), bound)
+        theta = site.precision.clamp(min=0.0) * (scale * part.weight).unsqueeze(1)
+        S = covariance(family, A, theta)
+        v = (residual + quadratic(S, A.unsqueeze(0))).T.expand_as(m)
+    assert S is not None
+    alpha = (b.L_inv[0].T @ mean.w).T.contiguous()
+    return Model(
+        likelihood, bound, b.kernels, b.Z, mean.w.T.contiguous(), alpha, mean.mean, L_inv, S
+    )

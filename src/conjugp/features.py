@@ -1,0 +1,54 @@
+"""X -> whitened features A and the residual variance (docs/math.md, S1-S3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from conjugp.kernels import Kernel
+from conjugp.numerics import cholesky
+
+
+class Basis(NamedTuple):
+    """Inducing points and the inverse Cholesky factor of their kernel matrix.
+
+    K is 1 when all classes share one kernel and C when each has its own.
+    """
+
+    kernels: tuple[Kernel, ...]  # K kernels
+    Z: Tensor  # (M, D)
+    L_inv: Tensor  # (K, M, M), lower triangular, L_inv K_ZZ L_invᵀ = I
+
+    @property
+    def shared(self) -> bool:
+        """Whether all classes use one kernel."""
+        return len(self.kernels) == 1
+
+
+class Features(NamedTuple):
+    """A = L⁻¹ K_ZX and what it leaves unexplained, k̃ = k(x, x) - Σ A²."""
+
+    A: Tensor  # (K, M, B)
+    residual: Tensor  # (K, B)
+
+
+def basis(kernels: Sequence[Kernel], Z: Tensor) -> Basis:
+    """Factorise K_ZZ = L Lᵀ for every kernel (S1). Differentiable in kernels and Z."""
+    K = torch.stack([k(Z, Z) for k in kernels])
+    L, _ = cholesky(K)
+    eye = torch.eye(len(Z), dtype=Z.dtype, device=Z.device)
+    # With many right-hand sides a product with the explicit inverse beats a triangular solve.
+    return Basis(tuple(kernels), Z, torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False))
+
+
+def features(b: Basis, X: Tensor) -> Features:
+    """Whitened features of X (B, D) (S2, S3)."""
+    K = torch.stack([k(b.Z, X) for k in b.kernels])
+    A = b.L_inv @ K
+    prior = torch.stack([k.diag(X) for k in b.kernels])
+    # Rounding can push the residual below zero, and v must stay positive.
+    floor = 1e-6 * prior.detach()
+    return Features(A, torch.maximum(prior - A.square().sum(1), floor))

@@ -1,0 +1,116 @@
+"""Where the inducing points are: k-means++, greedy conditional variance, random, or given."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from conjugp.kernels import Kernel
+
+STRATEGIES = ("kmeans", "greedy", "random")
+
+_SEED_LIMIT = 300  # k-means++ seeding is sequential; beyond this many centres a random start does
+_ROWS_PER_CENTRE = 16
+
+
+def choose(
+    strategy: str,
+    X: Tensor,
+    weight: Tensor,
+    n: int,
+    kernel: Kernel,
+    generator: torch.Generator,
+) -> Tensor:
+    """`n` inducing points (n, D) for the rows X (N, D), all distinct rows if n reaches them."""
+    distinct = torch.unique(X, dim=0) if n * 4 > len(X) else X
+    if n >= len(distinct):
+        return distinct
+    if strategy == "kmeans":
+        return kmeans(X, weight, n, generator)
+    if strategy == "greedy":
+        return greedy(X, n, kernel, generator)
+    return X[torch.multinomial(weight.double(), n, generator=generator)]
+
+
+def by_class(
+    X: Tensor, y: Tensor, weight: Tensor, n: int, n_classes: int, generator: torch.Generator
+) -> Tensor:
+    """About `n` k-means centres, each class getting a share in the square root of its size.
+
+    In random order, so that the first few are a sample of all.
+    """
+    counts = torch.bincount(y, minlength=n_classes).to(X.dtype)
+    share = counts.sqrt()
+    quota = torch.zeros_like(counts)
+    # Classes too small for their share take all their rows, and the others take up the rest.
+    for _ in range(n_classes):
+        open_ = quota < counts
+        room = n - quota[~open_].sum()
+        new = torch.where(open_, (share * room / share[open_].sum()).ceil(), quota)
+        new = torch.minimum(new, counts)
+        if torch.equal(new, quota):
+            break
+        quota = new
+    centres = []
+    for c in range(n_classes):
+        rows = y == c
+        if not rows.any():
+            continue
+        Xc, k = X[rows], max(1, int(quota[c]))
+        centres.append(Xc if k >= len(Xc) else kmeans(Xc, weight[rows], k, generator))
+    Z = torch.unique(torch.cat(centres), dim=0)
+    return Z[torch.randperm(len(Z), generator=generator).to(Z.device)][:n]
+
+
+def kmeans(
+    X: Tensor, weight: Tensor, k: int, generator: torch.Generator, n_iter: int = 5
+) -> Tensor:
+    """Weighted k-means on a sample of the rows, seeded by k-means++."""
+    # The rows come in random order (see `rows`), so the first ones are a sample.
+    sample = slice(0, max(2000, _ROWS_PER_CENTRE * k))
+    X, weight = X[sample], weight[sample].to(X.dtype)
+    Z = _seed(X, weight, k, generator)
+    for _ in range(n_iter):
+        nearest = torch.addmm(Z.square().sum(1), X, Z.T, alpha=-2).argmin(1)
+        mass = torch.zeros(k, dtype=X.dtype, device=X.device).index_add_(0, nearest, weight)
+        total = torch.zeros_like(Z).index_add_(0, nearest, X * weight.unsqueeze(1))
+        held = mass > 0
+        Z[held] = total[held] / mass[held].unsqueeze(1)
+    return Z
+
+
+def _seed(X: Tensor, weight: Tensor, k: int, generator: torch.Generator) -> Tensor:
+    """k-means++: each next seed is drawn with probability weight × squared distance."""
+    if k > _SEED_LIMIT:
+        return X[torch.multinomial(weight.double(), k, generator=generator)].clone()
+    chosen = [int(torch.multinomial(weight.double(), 1, generator=generator))]
+    norm = X.square().sum(1)
+    distance = torch.full_like(norm, float("inf"))
+    for _ in range(k - 1):
+        z = X[chosen[-1]]
+        distance = torch.minimum(distance, (norm - 2 * (X @ z) + z @ z).clamp_(min=0))
+        distance[chosen] = 0
+        p = (distance * weight).double()
+        if not float(p.sum()) > 0:
+            p = weight.double().index_fill(0, torch.tensor(chosen), 0.0)
+        chosen.append(int(torch.multinomial(p, 1, generator=generator)))
+    return X[chosen].clone()
+
+
+def greedy(X: Tensor, n: int, kernel: Kernel, generator: torch.Generator) -> Tensor:
+    """The points of greatest variance given those before: a pivoted Cholesky factorisation."""
+    X = X[: max(2000, _ROWS_PER_CENTRE * n)]
+    residual = kernel.diag(X).clone()
+    floor = 1e-6 * residual.max()
+    rows = torch.zeros(n, len(X), dtype=X.dtype, device=X.device)
+    chosen: list[int] = []
+    for i in range(n):
+        j = int(residual.argmax())
+        if i and not residual[j] > floor:
+            break
+        row = kernel(X[j : j + 1], X)[0] - rows[:i, j] @ rows[:i]
+        rows[i] = row / residual[j].clamp(min=floor).sqrt()
+        residual = (residual - rows[i].square()).clamp_(min=0)
+        residual[j] = 0
+        chosen.append(j)
+    return X[chosen].clone()

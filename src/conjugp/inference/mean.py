@@ -1,0 +1,98 @@
+"""The mean on many inducing points, the kernel at rest (docs/math.md, D1-D3).
+
+The mean of q is m(x) = mean + k(x, Z) L⁻ᵀ w. Its gradient costs C·M·B a step where a covariance
+costs C·M²·B, so it can have thousands of inducing points. The whitened weights w are found by
+Adam on the ELBO with the latent variances held: at zero they are the posterior's mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from conjugp.likelihoods.base import Likelihood
+
+# The prior mean moves every point at once, a weight only a few.
+_MEAN_RATE = 0.1
+
+
+class Mean(NamedTuple):
+    """Whitened weights and the prior mean of every class."""
+
+    w: Tensor  # (M, C)
+    mean: Tensor  # (C,)
+
+
+class MeanData(NamedTuple):
+    """What the fit of the mean reads. Rows are in random order."""
+
+    kernel_rows: Callable[[int, int], Tensor]  # (start, stop) -> k(X[start:stop], Z)
+    y: Tensor  # (N,)
+    weight: Tensor  # (N,)
+    variance: Tensor | None  # (N, C), None for zero
+
+
+def fit_mean(
+    start: Mean,
+    data: MeanData,
+    L_inv: Tensor,
+    likelihood: Likelihood,
+    bound: str,
+    *,
+    n_epochs: int,
+    batch_size: int,
+    learning_rate: float,
+    learn_mean: bool,
+    generator: torch.Generator,
+    on_epoch: Callable[[int, float], None] | None = None,
+) -> Mean:
+    """Maximise Σ weight·bound - ½|w|² over w (M, C) and the prior mean (D2)."""
+    w, mean = start.w.clone(), start.mean.clone()
+    n = len(data.y)
+    total = float(data.weight.sum())
+    starts = torch.arange(0, n, batch_size)
+    optimiser = torch.optim.Adam(
+        [
+            {"params": [w], "lr": learning_rate, "scale": 1.0},
+            {"params": [mean], "lr": learning_rate, "scale": _MEAN_RATE if learn_mean else 0.0},
+        ]
+    )
+    n_steps, step = n_epochs * len(starts), 0
+    for epoch in range(n_epochs):
+        objective = 0.0
+        for i in starts[torch.randperm(len(starts), generator=generator)].tolist():
+            j = min(i + batch_size, n)
+            K = data.kernel_rows(i, j)
+            m = torch.addmm(mean, K, L_inv.T @ w)
+            variance = None if data.variance is None else data.variance[i:j]
+            value, dm = _bound(likelihood, bound, data.y[i:j], m, variance)
+            dm.mul_(data.weight[i:j].unsqueeze(1))
+            scale = n / ((j - i) * total)
+            w.grad = (L_inv @ (K.T @ dm)).mul_(-scale).add_(w, alpha=1 / total)
+            mean.grad = dm.sum(0).mul_(-scale)
+            rate = learning_rate * (1 - step / n_steps)
+            for group in optimiser.param_groups:
+                group["lr"] = rate * group["scale"]
+            optimiser.step()
+            step += 1
+            objective += float(value @ data.weight[i:j])
+        if on_epoch is not None:
+            on_epoch(epoch, objective - 0.5 * float(w.square().sum()))
+    w.grad = mean.grad = None
+    return Mean(w, mean)
+
+
+def _bound(
+    likelihood: Likelihood, bound: str, y: Tensor, m: Tensor, v: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The bound (B,) and its derivative in m (B, C); with no variance both are those of log p."""
+    if v is not None:
+        site = likelihood.site(y, m, v, bound)
+        return site.bound, site.potential - site.precision * m
+    m = m.detach().requires_grad_()
+    with torch.enable_grad():
+        value = likelihood.log_prob(y, m)
+    return value.detach(), torch.autograd.grad(value.sum(), m)[0]

@@ -1,0 +1,117 @@
+"""A fitted model: what prediction needs, in working units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from conjugp.covariance import Covariance, kl, quadratic, root
+from conjugp.features import basis
+from conjugp.kernels import Kernel
+from conjugp.likelihoods.base import Likelihood
+from conjugp.numerics import cholesky
+from conjugp.posterior import moments
+from conjugp.training import Data, State
+
+_CHUNK_ELEMENTS = 2**24
+
+
+@dataclass(frozen=True)
+class Model:
+    """q(f) at any input.
+
+    The mean stands on all inducing points, the covariance on the first of them, as many as
+    `L_inv` has rows; outside their span it is the prior's (docs/math.md, D1).
+    """
+
+    likelihood: Likelihood
+    bound: str
+    kernels: tuple[Kernel, ...]  # 1, or C
+    Z: Tensor  # (M, D)
+    w: Tensor  # (C, M), whitened weights
+    alpha: Tensor  # (C, M), L⁻ᵀ w
+    mean: Tensor  # (C,)
+    L_inv: Tensor  # (K, M_v, M_v)
+    S: Covariance
+
+    @property
+    def n_classes(self) -> int:
+        """C."""
+        return len(self.mean)
+
+    @torch.no_grad()
+    def latent(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of q(f) at X (n, D), both (n, C), in chunks."""
+        size = max(1, _CHUNK_ELEMENTS // (len(self.Z) * len(self.kernels)))
+        parts = [self._latent(X[i : i + size]) for i in range(0, len(X), size)]
+        m, v = zip(*parts, strict=True)
+        return torch.cat(m), torch.cat(v)
+
+    def _latent(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        K = torch.stack([k(X, self.Z) for k in self.kernels])  # (K, B, M)
+        if len(K) == 1:
+            m = torch.addmm(self.mean, K[0], self.alpha.T)
+        else:
+            m = torch.einsum("cbm,cm->bc", K, self.alpha) + self.mean
+        A = self._features(K)
+        prior = torch.stack([k.diag(X) for k in self.kernels])
+        residual = torch.maximum(prior - A.square().sum(1), 1e-6 * prior)
+        v = (residual + quadratic(self.S, A)).T
+        return m, v.expand(len(X), self.n_classes)
+
+    def _features(self, K: Tensor) -> Tensor:
+        """A (K, M_v, B) from k(X, Z) (K, B, M)."""
+        return self.L_inv @ K[:, :, : self.L_inv.shape[-1]].mT
+
+    @torch.no_grad()
+    def sample(self, X: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:
+        """Joint draws of the latent functions at X (n, D): (n_samples, n, C)."""
+        K = torch.stack([k(X, self.Z) for k in self.kernels])
+        A = self._features(K)
+        draws = []
+        noise = torch.randn(
+            self.n_classes, len(X), n_samples, generator=generator, dtype=torch.float64
+        ).to(X)
+        for c in range(self.n_classes):
+            k = c % len(self.kernels)
+            Ac, W = A[k], root(self.S, A, c)
+            cov = self.kernels[k](X, X) - Ac.T @ Ac + W.T @ W
+            L, _ = cholesky(cov)
+            draws.append((K[k] @ self.alpha[c] + self.mean[c]).unsqueeze(1) + L @ noise[c])
+        return torch.stack(draws, -1).transpose(0, 1)
+
+    @torch.no_grad()
+    def elbo(self, data: Data, chunk: int = 4096) -> float:
+        """Σ weight·bound - KL(q ‖ prior), with all constants (Q5)."""
+        value = 0.0
+        for i in range(0, len(data.y), chunk):
+            part = data.rows(i, i + chunk)
+            m, v = self.latent(part.X)
+            site = self.likelihood.site(part.y, m, v, self.bound)
+            value += float((site.bound.double() * part.weight.double()).sum())
+        return value - self.kl()
+
+    def kl(self) -> float:
+        """KL(q(u) ‖ p(u))."""
+        return float(0.5 * self.w.double().square().sum()) + float(kl(self.S, self.n_classes))
+
+
+def coupled(state: State, likelihood: Likelihood, bound: str) -> Model:
+    """The model of a variational fit: mean and full covariances on the same inducing points."""
+    kernels = tuple(state.template.with_theta(t) for t in state.theta.detach())
+    b = basis(kernels, state.Z.detach())
+    q = moments(state.q)
+    alpha = (b.L_inv.mT @ q.w.unsqueeze(-1)).squeeze(-1)
+    return Model(
+        likelihood,
+        bound,
+        kernels,
+        b.Z,
+        q.w,
+        alpha,
+        state.mean.detach(),
+        b.L_inv,
+        Covariance("full", q.R),
+    )

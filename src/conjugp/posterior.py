@@ -1,0 +1,85 @@
+"""The whitened Gaussian q(ũ^c) = N(P⁻¹h, P⁻¹), one per class (docs/math.md, Q1-Q5)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from conjugp.features import Features
+
+
+class Posterior(NamedTuple):
+    """Natural parameters of C independent Gaussians over M whitened coordinates.
+
+    The prior is h = 0, P = I, and every update keeps P ⪰ I, so that P always
+    factorises without jitter.
+    """
+
+    h: Tensor  # (C, M)
+    P: Tensor  # (C, M, M)
+
+
+class Moments(NamedTuple):
+    """A posterior solved once for its marginals: what a step and a prediction need."""
+
+    w: Tensor  # (C, M), the mean P⁻¹h
+    R: Tensor  # (C, M, M), inverse Cholesky factor of P, so that P⁻¹ = RᵀR
+
+
+def prior(n_classes: int, n_inducing: int, like: Tensor) -> Posterior:
+    """h = 0, P = I."""
+    eye = torch.eye(n_inducing, dtype=like.dtype, device=like.device)
+    h = torch.zeros(n_classes, n_inducing, dtype=like.dtype, device=like.device)
+    return Posterior(h, eye.repeat(n_classes, 1, 1))
+
+
+def moments(q: Posterior) -> Moments:
+    """Factorise P. float32 loses P at eigenvalues near 1e8: float64 then takes over."""
+    L, info = torch.linalg.cholesky_ex(q.P)
+    if q.P.dtype == torch.float32 and bool((info != 0).any()):
+        wide = moments(Posterior(q.h.double(), q.P.double()))
+        return Moments(wide.w.float(), wide.R.float())
+    if bool((info != 0).any()):
+        raise FloatingPointError(
+            "the posterior precision could not be factorised; lower the kernel variance or "
+            "the sample weights"
+        )
+    eye = torch.eye(q.P.shape[-1], dtype=q.P.dtype, device=q.P.device)
+    R = torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False)
+    w = (R.mT @ (R @ q.h.unsqueeze(-1))).squeeze(-1)
+    return Moments(w, R)
+
+
+def project(R: Tensor, A: Tensor) -> Tensor:
+    """R A for every class, (C, M, B), as one product when the features are shared."""
+    if A.shape[0] > 1:
+        return R @ A
+    C, M, _ = R.shape
+    return (R.reshape(C * M, M) @ A[0]).reshape(C, M, -1)
+
+
+def marginals(q: Moments, f: Features) -> tuple[Tensor, Tensor, Tensor]:
+    """m - mean and v of q(f) at the batch, both (B, C), and W = R A (C, M, B) (Q2)."""
+    W = project(q.R, f.A)
+    m = (q.w.unsqueeze(1) @ f.A).squeeze(1)
+    v = f.residual + torch.einsum("cmb,cmb->cb", W, W)
+    return m.T, v.T, W
+
+
+def pullback(q: Moments, f: Features, W: Tensor, dm: Tensor, dv: Tensor) -> Features:
+    """Gradients of Σ dm·m + dv·v with respect to A and the residual (Q3)."""
+    if f.A.shape[0] > 1:
+        dA = q.w.unsqueeze(-1) * dm.T.unsqueeze(1) + 2 * (q.R.mT @ (W * dv.T.unsqueeze(1)))
+        return Features(dA, dv.T.contiguous())
+    C, M, B = W.shape
+    dA = q.w.T @ dm.T + 2 * (q.R.reshape(C * M, M).T @ (W * dv.T.unsqueeze(1)).reshape(C * M, B))
+    return Features(dA.unsqueeze(0), dv.sum(1).unsqueeze(0))
+
+
+def kl(q: Moments) -> Tensor:
+    """KL(q(ũ) ‖ N(0, I)) summed over classes (Q5)."""
+    M = q.w.shape[1]
+    logdet_S = 2 * torch.diagonal(q.R, dim1=-2, dim2=-1).log().sum()
+    return 0.5 * (q.w.square().sum() + q.R.square().sum() - q.w.shape[0] * M - logdet_S)

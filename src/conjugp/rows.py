@@ -1,0 +1,60 @@
+"""Training rows in a form that depends on the weighted data alone.
+
+Rows without weight are dropped, equal rows with equal labels are merged and their weights added,
+and what is left is put into an order fixed by a hash of its content. So a weight of two is the
+same as a row given twice, the order of the rows does not matter, and a contiguous slice of the
+rows is a random sample of them: batches and hold-outs need no copies.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+_HASH_CHUNK = 1 << 22  # elements hashed at a time, to bound the temporaries
+
+
+class Rows(NamedTuple):
+    """Distinct weighted rows."""
+
+    X: np.ndarray  # (n, D)
+    y: np.ndarray  # (n,) int64, class indices
+    weight: np.ndarray  # (n,) float64, positive
+
+
+def canonical(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Rows:
+    """Merge and order the rows of X (n, D) with labels y (n,) and weights (n,)."""
+    weight = np.ones(len(X)) if weight is None else np.asarray(weight, dtype=np.float64)
+    if not weight.all():
+        kept = weight > 0
+        X, y, weight = X[kept], y[kept], weight[kept]
+    key = _hash(X, y)
+    order = np.argsort(key, kind="stable")
+    X, y, weight = X[order], np.asarray(y, dtype=np.int64)[order], weight[order]
+    key = key[order]
+    same = np.zeros(len(X), dtype=bool)
+    near = np.flatnonzero(key[1:] == key[:-1]) + 1
+    # A hash can collide, so only rows that really are equal are merged.
+    same[near] = (X[near] == X[near - 1]).all(axis=1) & (y[near] == y[near - 1])
+    if not same.any():
+        return Rows(X, y, weight)
+    first = np.flatnonzero(~same)
+    return Rows(X[first], y[first], np.add.reduceat(weight, first))
+
+
+def _hash(X: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """A 64-bit hash of every row and its label, (n,)."""
+    n, D = X.shape
+    rng = np.random.default_rng(0x9E3779B9)
+    odd = rng.integers(0, 2**63, size=D + 1, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    key = y.astype(np.uint64) * odd[D]
+    rows = max(1, _HASH_CHUNK // max(D, 1))
+    for i in range(0, n, rows):
+        # Adding zero turns -0.0 into 0.0, which compares equal to it.
+        block = np.ascontiguousarray(X[i : i + rows], dtype=np.float64) + 0.0
+        bits = block.view(np.uint64)
+        bits = (bits ^ (bits >> np.uint64(29))) * odd[:D]
+        key[i : i + rows] += (bits ^ (bits >> np.uint64(32))).sum(axis=1, dtype=np.uint64)
+    key ^= key >> np.uint64(31)
+    return key * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,0 +1,56 @@
+"""The user's units to working units: centred, of order one, finite in float32."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Scaling(NamedTuple):
+    """x -> (x - shift) / scale, feature by feature."""
+
+    shift: np.ndarray  # (D,) float64
+    scale: np.ndarray  # (D,) float64, positive
+
+    def apply(self, X: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """X (n, D) in working units; the difference is taken in float64 where X is."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            out = X - self.shift.astype(X.dtype, copy=False)
+            out /= self.scale.astype(X.dtype, copy=False)
+        if not np.isfinite(out).all():
+            raise ValueError(
+                "X overflows when it is centred and scaled: rescale the features whose values "
+                "are near the largest floating-point number"
+            )
+        return torch.as_tensor(out).to(device=device, dtype=dtype)
+
+    def invert(self, X: Tensor) -> np.ndarray:
+        """Working units back to the user's, in float64."""
+        return X.detach().cpu().double().numpy() * self.scale + self.shift
+
+
+def fit_scaling(X: np.ndarray, weight: np.ndarray, center: bool) -> Scaling:
+    """Weighted mean and standard deviation of every feature; 1 for a constant one.
+
+    Without `center` the origin stays where the user put it, as a linear kernel needs.
+    """
+    total = weight.sum()
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = np.einsum("i,ij->j", weight / total, X, dtype=np.float64)
+        sd = np.zeros_like(mean)
+        step = max(1, (1 << 22) // X.shape[1])
+        for i in range(0, len(X), step):
+            d = X[i : i + step] - mean
+            sd += np.einsum("i,ij,ij->j", weight[i : i + step] / total, d, d)
+        sd = np.sqrt(sd)
+    if not (np.isfinite(mean).all() and np.isfinite(sd).all()):
+        raise ValueError(
+            "X overflows when it is centred and scaled: rescale the features whose values are "
+            "near the largest floating-point number"
+        )
+    # Rounding of the mean leaves a spread of this size in a constant column.
+    constant = sd <= 8 * np.finfo(X.dtype).eps * np.abs(mean) + np.finfo(np.float64).tiny
+    return Scaling(mean if center else np.zeros_like(mean), np.where(constant, 1.0, sd))

@@ -1,0 +1,393 @@
+"""The variational fit with one set of inducing points: batches, step sizes, hyperparameters, stop.
+
+Natural-gradient steps on q and Adam steps on kernels, prior means and inducing points come from
+the same pass over a batch. Full batch, the ELBO itself decides on every step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from conjugp.features import Basis, Features, basis, features
+from conjugp.inference import svi
+from conjugp.kernels import Kernel
+from conjugp.likelihoods.base import Likelihood
+from conjugp.numerics import NotPositiveDefiniteError
+from conjugp.posterior import Moments, Posterior, kl, moments, prior
+
+ROUND = 50  # steps between two looks at a noisy ELBO
+_MAX_FAILURES = 8
+
+
+class Data(NamedTuple):
+    """Training rows in working units, in random order."""
+
+    X: Tensor  # (N, D)
+    y: Tensor  # (N,)
+    weight: Tensor  # (N,)
+    n_classes: int
+
+    @property
+    def total(self) -> float:
+        """The weight of all rows: what N is in the equations."""
+        return float(self.weight.sum())
+
+    def rows(self, start: int | slice, stop: int | None = None) -> Data:
+        """Some of the rows."""
+        part = start if isinstance(start, slice) else slice(start, stop)
+        return Data(self.X[part], self.y[part], self.weight[part], self.n_classes)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a variational fit is told; the state is elsewhere."""
+
+    likelihood: Likelihood
+    bound: str
+    learn_kernel: bool = True
+    learn_mean: bool = True
+    learn_inducing: bool = False
+    learning_rate: float = 0.05
+    batch_size: int | None = None
+    max_epochs: int = 100
+    max_steps: int | None = None
+    tol: float = 1e-3
+    step_exponent: float = 0.6
+    min_step: float = 0.05
+    chunk_size: int = 4096
+    # Strength of a Gaussian prior on the log kernel parameters around their start, in nats.
+    kernel_prior: float = 0.0
+
+
+@dataclass
+class State:
+    """Everything that changes during a fit."""
+
+    template: Kernel
+    theta: Tensor  # (K, T) log kernel parameters
+    Z: Tensor  # (M, D)
+    mean: Tensor  # (C,)
+    q: Posterior
+    step: int = 0
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """One kernel, or one for each class."""
+        return tuple(self.template.with_theta(t) for t in self.theta)
+
+
+class Progress(NamedTuple):
+    """What a fit reports after every epoch or round."""
+
+    stage: str
+    epoch: float
+    n_epochs: float
+    elbo: float
+
+
+@dataclass
+class Result:
+    """A fitted state and how it came about."""
+
+    state: State
+    elbo: float
+    epochs: float
+    converged: bool
+    history: list[float] = field(default_factory=list)
+
+
+def initial_state(kernels: list[Kernel], Z: Tensor, mean: Tensor) -> State:
+    """The prior: q = N(0, I) for every class."""
+    theta = torch.stack([k.theta for k in kernels]).to(Z)
+    return State(kernels[0], theta.detach().clone(), Z.clone(), mean, prior(len(mean), len(Z), Z))
+
+
+class Trainer:
+    """Runs one fit: holds the state, the optimiser and the data."""
+
+    def __init__(
+        self,
+        state: State,
+        data: Data,
+        settings: Settings,
+        generator: torch.Generator,
+        on_progress: Callable[[Progress], None] | None = None,
+        stage: str = "fit",
+    ) -> None:
+        self.state, self.data, self.settings = state, data, settings
+        self.generator, self.on_progress, self.stage = generator, on_progress, stage
+        self.total = data.total
+        self.learning = settings.learn_kernel or settings.learn_mean or settings.learn_inducing
+        self._cache: list[Features] | None = None
+        self._start_theta = state.theta.clone()
+        self._failures = 0
+        self._rate = settings.learning_rate
+        self._make_optimiser()
+
+    def _make_optimiser(self) -> None:
+        s = self.state
+        self._leaves = [s.theta.requires_grad_(self.settings.learn_kernel)]
+        self._leaves.append(s.Z.requires_grad_(self.settings.learn_inducing))
+        self._leaves.append(s.mean.requires_grad_(self.settings.learn_mean))
+        learned = [leaf for leaf in self._leaves if leaf.requires_grad]
+        # Short second-moment memory: a fit takes hundreds of steps, not tens of thousands.
+        self._adam = torch.optim.Adam(learned, betas=(0.9, 0.99)) if learned else None
+
+    def fit(self) -> Result:
+        """Full-batch sweeps or minibatch steps, as the settings say."""
+        n = len(self.data.y)
+        batch = self.settings.batch_size
+        try:
+            if batch is None or batch >= n:
+                return self._fit_full()
+            return self._fit_batches(batch)
+        finally:
+            for leaf in self._leaves:
+                leaf.requires_grad_(False).grad = None
+
+    # --- one pass -----------------------------------------------------------------------------
+
+    def _pass(self, part: Data, q: Moments, scale: float, gradients: bool) -> svi.Statistics:
+        """Statistics of some rows; adds their share of the gradients to the leaves."""
+        s, cfg = self.state, self.settings
+        with torch.set_grad_enabled(gradients and (cfg.learn_kernel or cfg.learn_inducing)):
+            b = basis(s.kernels, s.Z)
+            f = features(b, part.X)
+        stats, grads = svi.evaluate(
+            q,
+            cfg.likelihood,
+            cfg.bound,
+            Features(f.A.detach(), f.residual.detach()),
+            part.y,
+            s.mean.detach(),
+            part.weight,
+            gradients,
+        )
+        if grads is not None:
+            # Adam minimises, and per unit of weight the steps do not depend on N.
+            c = -scale / self.total
+            if f.A.requires_grad:
+                torch.autograd.backward(
+                    [f.A, f.residual], [c * grads.features.A, c * grads.features.residual]
+                )
+            if s.mean.requires_grad:
+                g = c * grads.mean
+                s.mean.grad = g if s.mean.grad is None else s.mean.grad + g
+        return stats
+
+    def _full_pass(self, q: Moments, gradients: bool) -> svi.Statistics:
+        """The statistics of all rows, chunk after chunk."""
+        n, size = len(self.data.y), self.settings.chunk_size
+        parts = [self.data.rows(i, i + size) for i in range(0, n, size)]
+        if not gradients:
+            return self._cached_pass(parts, q)
+        self._cache = None
+        stats = [self._pass(part, q, 1.0, True) for part in parts]
+        return svi.add(stats)
+
+    def _cached_pass(self, parts: list[Data], q: Moments) -> svi.Statistics:
+        """With the kernel at rest the features are computed once, where they fit in memory."""
+        cfg, s = self.settings, self.state
+        kernels = [k.with_theta(k.theta.detach()) for k in s.kernels]
+        if self._cache is None:
+            b = basis(kernels, s.Z.detach())
+            size = len(self.data.y) * len(s.Z) * len(kernels)
+            self._features = lambda part: features(b, part.X)
+            self._cache = [self._features(p) for p in parts] if size < 2**27 else []
+        found = self._cache or (self._features(p) for p in parts)
+        stats = []
+        for part, f in zip(parts, found, strict=True):
+            stats.append(
+                svi.evaluate(
+                    q, cfg.likelihood, cfg.bound, f, part.y, s.mean.detach(), part.weight, False
+                )[0]
+            )
+        return svi.add(stats)
+
+    def _move(self, rate: float) -> None:
+        """One Adam step on the hyperparameters from the gradients collected so far."""
+        if self._adam is None:
+            return
+        s, prior_strength = self.state, self.settings.kernel_prior
+        if prior_strength and s.theta.grad is not None:
+            s.theta.grad += prior_strength / self.total * (s.theta.detach() - self._start_theta)
+        for group in self._adam.param_groups:
+            group["lr"] = rate
+        self._adam.step()
+        self._adam.zero_grad()
+
+    def _snapshot(self) -> State:
+        s = self.state
+        return replace(
+            s, theta=s.theta.detach().clone(), Z=s.Z.detach().clone(), mean=s.mean.detach().clone()
+        )
+
+    def _restore(self, good: State) -> None:
+        """Go back to the last good state and take smaller steps from there."""
+        self._failures += 1
+        if self._failures > _MAX_FAILURES:
+            raise FloatingPointError(
+                "the fit kept leaving the range of floating-point numbers; try dtype='float64', "
+                "a smaller learning_rate, or learn_hyperparameters=False"
+            )
+        self.state = replace(good)
+        for name in ("theta", "Z", "mean"):
+            setattr(self.state, name, getattr(good, name).clone())
+        self._rate *= 0.5
+        self._make_optimiser()
+
+    def _report(self, epoch: float, n_epochs: float, elbo: float) -> None:
+        if self.on_progress is not None:
+            self.on_progress(Progress(self.stage, epoch, n_epochs, elbo))
+
+    # --- minibatches --------------------------------------------------------------------------
+
+    def _slices(self, batch: int) -> Iterator[tuple[int, int]]:
+        """Contiguous batches in random order, epoch after epoch."""
+        n = len(self.data.y)
+        starts = torch.arange(0, n - batch // 2, batch)
+        while True:
+            for i in starts[torch.randperm(len(starts), generator=self.generator)].tolist():
+                # The last batch takes the short remainder with it.
+                yield i, n if i + batch + batch // 2 > n else i + batch
+
+    def _fit_batches(self, batch: int) -> Result:
+        cfg, n = self.settings, len(self.data.y)
+        per_epoch = max(1, round(n / batch))
+        budget = cfg.max_steps or cfg.max_epochs * per_epoch
+        slices = self._slices(batch)
+        rounds: list[float] = []
+        means: list[float] = []
+        good, anneal, t = self._snapshot(), None, 0
+        while t < budget:
+            if anneal is None and t >= 0.6 * budget:
+                anneal = (t, budget)
+            left = 1.0 if anneal is None else 1 - (t - anneal[0]) / (anneal[1] - anneal[0])
+            if anneal is not None and t >= anneal[1]:
+                break
+            rho = max((t + 1) ** -cfg.step_exponent, cfg.min_step * max(left, 0.1))
+            part = self.data.rows(*next(slices))
+            try:
+                elbo = self._step(part, n / len(part.y), rho, self._rate * max(left, 0.02))
+            except (NotPositiveDefiniteError, FloatingPointError):
+                self._restore(good)
+                continue
+            rounds.append(elbo)
+            t += 1
+            if t % ROUND == 0 or t == budget:
+                good = self._snapshot()
+                means.append(sum(rounds[-ROUND:]) / len(rounds[-ROUND:]))
+                self._report(t / per_epoch, budget / per_epoch, means[-1])
+                if anneal is None and self._flat(rounds):
+                    anneal = (t, min(budget, t + max(2 * ROUND, t // 2)))
+        converged = anneal is not None and (anneal[1] < budget or self._flat(rounds))
+        self.state = self._snapshot()
+        elbo = sum(rounds[-ROUND:]) / max(1, len(rounds[-ROUND:]))
+        return Result(self.state, elbo, t / per_epoch, converged, means)
+
+    def _step(self, part: Data, scale: float, rho: float, rate: float) -> float:
+        """One natural-gradient step and, once q has settled a little, one Adam step."""
+        q = moments(self.state.q)
+        gradients = self.learning and self.state.step >= 5
+        stats = self._pass(part, q, scale, gradients)
+        elbo = scale * float(stats.bound) - float(kl(q))
+        if not math.isfinite(elbo):
+            raise FloatingPointError("the ELBO is not finite")
+        self.state.q = svi.update(self.state.q, stats, scale, rho)
+        self.state.step += 1
+        if gradients:
+            self._move(rate)
+        return elbo
+
+    def _flat(self, elbos: list[float]) -> bool:
+        """Whether the last rounds gained less than the tolerance or their own noise."""
+        w = 3 * ROUND
+        if len(elbos) < 2 * w:
+            return False
+        new, old = torch.tensor(elbos[-w:]), torch.tensor(elbos[-2 * w : -w])
+        noise = math.sqrt(float(new.var() + old.var()) / w)
+        return float(new.mean() - old.mean()) < max(self.settings.tol * self.total, 2 * noise)
+
+    # --- full batch ---------------------------------------------------------------------------
+
+    def _fit_full(self) -> Result:
+        """Hyperparameters and q together, then q alone by steps that may only raise the ELBO."""
+        history: list[float] = []
+        n = self.settings.max_epochs
+        if self.learning:
+            self._learn(history, max(1, int(0.8 * n)))
+        for leaf in self._leaves:
+            leaf.requires_grad_(False)
+        converged = self._ascend(history, max(n - len(history), 2))
+        self.state = self._snapshot()
+        return Result(self.state, history[-1], len(history), converged, history)
+
+    def _learn(self, history: list[float], n_epochs: int) -> None:
+        rho = 1.0 if self.settings.bound != "tight" else 0.7
+        best, best_elbo, recent = self._snapshot(), -math.inf, 0
+        for epoch in range(n_epochs):
+            try:
+                q = moments(self.state.q)
+                gradients = epoch >= 3
+                stats = self._full_pass(q, gradients)
+                elbo = float(stats.bound) - float(kl(q))
+                if not math.isfinite(elbo):
+                    raise FloatingPointError("the ELBO is not finite")
+            except (NotPositiveDefiniteError, FloatingPointError):
+                self._restore(best)
+                continue
+            history.append(elbo)
+            self._report(epoch + 1, self.settings.max_epochs, elbo)
+            if elbo > best_elbo + 0.1 * self.settings.tol * self.total:
+                recent = 0
+            else:
+                recent += 1
+            if elbo > best_elbo:
+                best, best_elbo = self._snapshot(), elbo
+            elif elbo < best_elbo - 0.05 * abs(best_elbo):
+                self._rate, rho = 0.7 * self._rate, max(0.7 * rho, 0.2)
+            if recent >= 10:
+                break
+            self.state.q = svi.update(self.state.q, stats, 1.0, rho)
+            if gradients:
+                self._move(self._rate)
+        self.state = best
+
+    def _ascend(self, history: list[float], n_epochs: int) -> bool:
+        """Sweeps with the hyperparameters at rest; a step that lowers the ELBO is halved."""
+        self._cache = None
+        q = moments(self.state.q)
+        stats = self._full_pass(q, False)
+        elbo = float(stats.bound) - float(kl(q))
+        history.append(elbo)
+        slack = 1e-9 if self.data.X.dtype == torch.float64 else 1e-6
+        rho = 1.0
+        for epoch in range(n_epochs):
+            while True:
+                candidate = svi.update(self.state.q, stats, 1.0, rho)
+                q = moments(candidate)
+                new_stats = self._full_pass(q, False)
+                new = float(new_stats.bound) - float(kl(q))
+                if new >= elbo - slack * abs(elbo):
+                    break
+                rho *= 0.5
+                if rho < 1e-3:
+                    return True  # no step along the natural gradient rises: q is at its optimum
+            gain, elbo, stats, self.state.q = new - elbo, new, new_stats, candidate
+            history.append(elbo)
+            self._report(len(history), self.settings.max_epochs, elbo)
+            if gain < self.settings.tol * 1e-2 * self.total:
+                return True
+            rho = min(1.0, 1.5 * rho)
+        return False
+
+
+def state_basis(state: State) -> Basis:
+    """The factorised kernel matrix of a fitted state."""
+    return basis(state.kernels, state.Z)
