@@ -21,6 +21,7 @@ LAYERS = [
     {"features", "posterior", "covariance", "inducing"},
     {"inference", "prediction", "calibration"},
     {"training", "model", "decoupled", "search"},
+    {"fitting", "stream", "progress"},
     {"classifier"},
     {"cli"},
 ]

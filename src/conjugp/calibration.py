@@ -66,7 +66,7 @@ def fit_calibration(
 
 
 def cavity(m: Tensor, v: Tensor, potential: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-    """q(f_i) without the point's own site: leave-one-out moments, (n, C) each (P7)."""
+    """q(f_i) without the point's own site: leave-one-out moments, (n, C) each."""
     # A site nearly as precise as q itself leaves almost nothing: the variance is kept in bounds.
     share = (precision * v).clamp(min=0.0, max=0.99)
     v_out = v / (1 - share)

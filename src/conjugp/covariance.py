@@ -1,4 +1,4 @@
-"""Covariance families of the whitened posterior: full, shared, diagonal (docs/math.md, Q6)."""
+"""Covariance families of the whitened posterior: full, shared, diagonal (docs/math.md, Q4-Q6)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def root(S: Covariance, A: Tensor, c: int) -> Tensor:
 
 
 def kl(S: Covariance, n_classes: int) -> Tensor:
-    """The part of KL(q ‖ prior) that S contributes, summed over classes (Q5)."""
+    """The part of KL(q ‖ prior) that S contributes, summed over classes (Q2)."""
     R = S.R
     diagonal = R if S.family == "diagonal" else torch.diagonal(R, dim1=-2, dim2=-1)
     copies = n_classes / len(R)

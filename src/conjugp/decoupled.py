@@ -1,7 +1,7 @@
 """A posterior whose mean has thousands of inducing points and whose covariance has few.
 
 The order is kernel, mean, covariance: each is the optimum of its part of the ELBO given the ones
-before (docs/math.md, D1-D4).
+before (docs/math.md, Q7).
 """
 
 from __future__ import annotations
@@ -34,26 +34,31 @@ class MeanSettings:
     learning_rate: float = 0.1
     learn_mean: bool = True
     cache_bytes: int = 2**32
+    jitter: float | None = None
 
 
 class KernelRows:
-    """k(X, Z) block by block: kept where memory allows, else computed again every time.
+    """k(X, Z), or k(X, Z) L⁻ᵀ, block by block: kept where memory allows, else computed again.
 
     Either way a block is computed by itself, so both ways give the same bits.
     """
 
-    def __init__(self, kernel: Kernel, X: Tensor, Z: Tensor, cache_bytes: int) -> None:
-        self.kernel, self.X, self.Z = kernel, X, Z
-        size = len(X) * len(Z) * X.element_size()
+    def __init__(self, b: Basis, X: Tensor, cache_bytes: int, whitened: bool) -> None:
+        self.b, self.X, self.whitened = b, X, whitened
+        size = len(X) * len(b.Z) * X.element_size()
         self.cache: dict[tuple[int, int], Tensor] | None = {} if size <= cache_bytes else None
 
     def __call__(self, start: int, stop: int) -> Tensor:
         if self.cache is None:
-            return self.kernel(self.X[start:stop], self.Z)
+            return self._compute(start, stop)
         key = (start, stop)
         if key not in self.cache:
-            self.cache[key] = self.kernel(self.X[start:stop], self.Z)
+            self.cache[key] = self._compute(start, stop)
         return self.cache[key]
+
+    def _compute(self, start: int, stop: int) -> Tensor:
+        K = self.b.kernels[0](self.X[start:stop], self.b.Z)
+        return K @ self.b.L_inv[0].T if self.whitened else K
 
 
 def start_mean(n_inducing: int, mean: Tensor) -> Mean:
@@ -71,14 +76,15 @@ def fit_weights(
     on_epoch: Callable[[int, float], None] | None = None,
     model: Model | None = None,
 ) -> tuple[Basis, Mean]:
-    """The mean on inducing points Z; with a `model`, under its latent variances (D2)."""
-    b = basis([kernel], Z)
+    """The mean on inducing points Z; with a `model`, under its latent variances (Q7)."""
+    b = basis([kernel], Z, settings.jitter)
     variance = None if model is None else model.latent(data.X)[1]
-    rows = KernelRows(kernel, data.X, Z, settings.cache_bytes)
+    # Whitening the rows once costs N·M², whitening w and its gradient C·M² each, every step.
+    whitened = settings.batch_size < 4 * data.n_classes * settings.n_epochs
+    rows = KernelRows(b, data.X, settings.cache_bytes, whitened)
     mean = fit_mean(
         start,
-        MeanData(rows, data.y, data.weight, variance),
-        b.L_inv[0],
+        MeanData(rows, None if whitened else b.L_inv[0], data.y, data.weight, variance),
         settings.likelihood,
         settings.bound,
         n_epochs=settings.n_epochs,
@@ -108,7 +114,7 @@ def assemble(
     likelihood: Likelihood,
     bound: str,
 ) -> Model:
-    """Add the covariance that the sites at the fitted mean imply (D3)."""
+    """Add the covariance that the sites at the fitted mean imply (Q5, Q6)."""
     M_v = min(n_covariance, len(b.Z))
     # The leading block of a Cholesky factor is that of the leading block.
     L_inv = b.L_inv[:, :M_v, :M_v].contiguous()

@@ -1,4 +1,4 @@
-"""X -> whitened features A and the residual variance (docs/math.md, S1-S3)."""
+"""X -> whitened features A and the residual variance (docs/math.md, Q1)."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class Features(NamedTuple):
     residual: Tensor  # (K, B)
 
 
-def basis(kernels: Sequence[Kernel], Z: Tensor) -> Basis:
-    """Factorise K_ZZ = L Lᵀ for every kernel (S1). Differentiable in kernels and Z."""
+def basis(kernels: Sequence[Kernel], Z: Tensor, jitter: float | None = None) -> Basis:
+    """Factorise K_ZZ = L Lᵀ for every kernel. Differentiable in kernels and Z."""
     K = torch.stack([k(Z, Z) for k in kernels])
-    L, _ = cholesky(K)
+    L, _ = cholesky(K, jitter)
     eye = torch.eye(len(Z), dtype=Z.dtype, device=Z.device)
     # With many right-hand sides a product with the explicit inverse beats a triangular solve.
     return Basis(tuple(kernels), Z, torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False))
 
 
 def features(b: Basis, X: Tensor) -> Features:
-    """Whitened features of X (B, D) (S2, S3)."""
+    """Whitened features of X (B, D) (Q1)."""
     K = torch.stack([k(b.Z, X) for k in b.kernels])
     A = b.L_inv @ K
     prior = torch.stack([k.diag(X) for k in b.kernels])

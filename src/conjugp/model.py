@@ -23,7 +23,7 @@ class Model:
     """q(f) at any input.
 
     The mean stands on all inducing points, the covariance on the first of them, as many as
-    `L_inv` has rows; outside their span it is the prior's (docs/math.md, D1).
+    `L_inv` has rows; outside their span it is the prior's (docs/math.md, Q7).
     """
 
     likelihood: Likelihood
@@ -84,7 +84,7 @@ class Model:
 
     @torch.no_grad()
     def elbo(self, data: Data, chunk: int = 4096) -> float:
-        """Σ weight·bound - KL(q ‖ prior), with all constants (Q5)."""
+        """Σ weight·bound - KL(q ‖ prior), with all constants (Q2)."""
         value = 0.0
         for i in range(0, len(data.y), chunk):
             part = data.rows(i, i + chunk)
@@ -98,10 +98,10 @@ class Model:
         return float(0.5 * self.w.double().square().sum()) + float(kl(self.S, self.n_classes))
 
 
-def coupled(state: State, likelihood: Likelihood, bound: str) -> Model:
+def coupled(state: State, likelihood: Likelihood, bound: str, jitter: float | None = None) -> Model:
     """The model of a variational fit: mean and full covariances on the same inducing points."""
     kernels = tuple(state.template.with_theta(t) for t in state.theta.detach())
-    b = basis(kernels, state.Z.detach())
+    b = basis(kernels, state.Z.detach(), jitter)
     q = moments(state.q)
     alpha = (b.L_inv.mT @ q.w.unsqueeze(-1)).squeeze(-1)
     return Model(

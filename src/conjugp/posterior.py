@@ -1,4 +1,4 @@
-"""The whitened Gaussian q(ũ^c) = N(P⁻¹h, P⁻¹), one per class (docs/math.md, Q1-Q5)."""
+"""The whitened Gaussian q(ũ^c) = N(P⁻¹h, P⁻¹), one per class (docs/math.md, Q1-Q4)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def project(R: Tensor, A: Tensor) -> Tensor:
 
 
 def marginals(q: Moments, f: Features) -> tuple[Tensor, Tensor, Tensor]:
-    """m - mean and v of q(f) at the batch, both (B, C), and W = R A (C, M, B) (Q2)."""
+    """m - mean and v of q(f) at the batch, both (B, C), and W = R A (C, M, B) (Q1)."""
     W = project(q.R, f.A)
     m = (q.w.unsqueeze(1) @ f.A).squeeze(1)
     v = f.residual + torch.einsum("cmb,cmb->cb", W, W)
@@ -69,7 +69,7 @@ def marginals(q: Moments, f: Features) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def pullback(q: Moments, f: Features, W: Tensor, dm: Tensor, dv: Tensor) -> Features:
-    """Gradients of Σ dm·m + dv·v with respect to A and the residual (Q3)."""
+    """Gradients of Σ dm·m + dv·v with respect to A and the residual."""
     if f.A.shape[0] > 1:
         dA = q.w.unsqueeze(-1) * dm.T.unsqueeze(1) + 2 * (q.R.mT @ (W * dv.T.unsqueeze(1)))
         return Features(dA, dv.T.contiguous())
@@ -79,7 +79,7 @@ def pullback(q: Moments, f: Features, W: Tensor, dm: Tensor, dv: Tensor) -> Feat
 
 
 def kl(q: Moments) -> Tensor:
-    """KL(q(ũ) ‖ N(0, I)) summed over classes (Q5)."""
+    """KL(q(ũ) ‖ N(0, I)) summed over classes (Q2)."""
     M = q.w.shape[1]
     logdet_S = 2 * torch.diagonal(q.R, dim1=-2, dim2=-1).log().sum()
     return 0.5 * (q.w.square().sum() + q.R.square().sum() - q.w.shape[0] * M - logdet_S)

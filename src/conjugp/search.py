@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from conjugp.calibration import fit_temperature
@@ -58,8 +59,8 @@ def kernel_metric(kernel: Kernel, data: Data) -> torch.Tensor:
     value = getattr(kernel, "lengthscale", None)
     if value is None:
         return torch.ones(data.X.shape[1], dtype=data.X.dtype, device=data.X.device)
-    scale = torch.tensor(value, dtype=data.X.dtype, device=data.X.device)
-    return scale.expand(data.X.shape[1]).clamp(min=1e-12)
+    scale = value if isinstance(value, torch.Tensor) else torch.as_tensor(np.array(value))
+    return scale.to(data.X).expand(data.X.shape[1]).clamp(min=1e-12)
 
 
 def search(
@@ -69,7 +70,7 @@ def search(
     n_features: int,
     on_candidate: Callable[[Candidate], None] | None = None,
 ) -> Candidate:
-    """Best kernel over starts and lengthscale factors, each walked downhill from the middle."""
+    """The best start at the middle factor, and from there downhill in the factor."""
     tried: dict[tuple[str, int], Candidate] = {}
 
     def look(name: str, kernel: Kernel, i: int) -> float:
@@ -83,12 +84,11 @@ def search(
         return tried[name, i].loss
 
     middle = len(factors) // 2
-    for name, kernel in starts:
-        here = look(name, kernel, middle)
-        for step in (-1, 1):
-            i = middle
-            while look(name, kernel, i + step) < look(name, kernel, i):
-                i += step
-            if look(name, kernel, i) < here:
-                break
+    name, kernel = min(starts, key=lambda start: look(*start, middle))
+    for step in (-1, 1):
+        i = middle
+        while look(name, kernel, i + step) < look(name, kernel, i):
+            i += step
+        if i != middle:
+            break
     return min(tried.values(), key=lambda c: c.loss)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from conjugp.features import Basis, Features, basis, features
+from conjugp.features import Features, basis, features
 from conjugp.inference import svi
 from conjugp.kernels import Kernel
 from conjugp.likelihoods.base import Likelihood
@@ -63,6 +63,7 @@ class Settings:
     chunk_size: int = 4096
     # Strength of a Gaussian prior on the log kernel parameters around their start, in nats.
     kernel_prior: float = 0.0
+    jitter: float | None = None
 
 
 @dataclass
@@ -151,13 +152,32 @@ class Trainer:
             for leaf in self._leaves:
                 leaf.requires_grad_(False).grad = None
 
+    def steps(self, n_steps: int) -> float:
+        """A few steps on batches of the data, for streams; the ELBO estimate of the last."""
+        n = len(self.data.y)
+        batch = min(self.settings.batch_size or n, n)
+        slices = self._slices(batch)
+        elbo = math.nan
+        good = self._snapshot()
+        for _ in range(n_steps):
+            part = self.data.rows(*next(slices))
+            rho = max((self.state.step + 1) ** -self.settings.step_exponent, self.settings.min_step)
+            try:
+                elbo = self._step(part, n / len(part.y), rho, self._rate)
+            except (NotPositiveDefiniteError, FloatingPointError):
+                self._restore(good)
+        self._report(self.state.step, 0, elbo)
+        for leaf in self._leaves:
+            leaf.requires_grad_(False).grad = None
+        return elbo
+
     # --- one pass -----------------------------------------------------------------------------
 
     def _pass(self, part: Data, q: Moments, scale: float, gradients: bool) -> svi.Statistics:
         """Statistics of some rows; adds their share of the gradients to the leaves."""
         s, cfg = self.state, self.settings
         with torch.set_grad_enabled(gradients and (cfg.learn_kernel or cfg.learn_inducing)):
-            b = basis(s.kernels, s.Z)
+            b = basis(s.kernels, s.Z, cfg.jitter)
             f = features(b, part.X)
         stats, grads = svi.evaluate(
             q,
@@ -196,7 +216,7 @@ class Trainer:
         cfg, s = self.settings, self.state
         kernels = [k.with_theta(k.theta.detach()) for k in s.kernels]
         if self._cache is None:
-            b = basis(kernels, s.Z.detach())
+            b = basis(kernels, s.Z.detach(), cfg.jitter)
             size = len(self.data.y) * len(s.Z) * len(kernels)
             self._features = lambda part: features(b, part.X)
             self._cache = [self._features(p) for p in parts] if size < 2**27 else []
@@ -368,7 +388,7 @@ class Trainer:
         history.append(elbo)
         slack = 1e-9 if self.data.X.dtype == torch.float64 else 1e-6
         rho = 1.0
-        for epoch in range(n_epochs):
+        for _ in range(n_epochs):
             while True:
                 candidate = svi.update(self.state.q, stats, 1.0, rho)
                 q = moments(candidate)
@@ -386,8 +406,3 @@ class Trainer:
                 return True
             rho = min(1.0, 1.5 * rho)
         return False
-
-
-def state_basis(state: State) -> Basis:
-    """The factorised kernel matrix of a fitted state."""
-    return basis(state.kernels, state.Z)

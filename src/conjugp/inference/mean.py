@@ -1,4 +1,4 @@
-"""The mean on many inducing points, the kernel at rest (docs/math.md, D1-D3).
+"""The mean on many inducing points, the kernel at rest (docs/math.md, Q7).
 
 The mean of q is m(x) = mean + k(x, Z) L⁻ᵀ w. Its gradient costs C·M·B a step where a covariance
 costs C·M²·B, so it can have thousands of inducing points. The whitened weights w are found by
@@ -26,10 +26,22 @@ class Mean(NamedTuple):
     mean: Tensor  # (C,)
 
 
-class MeanData(NamedTuple):
-    """What the fit of the mean reads. Rows are in random order."""
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, with the mean as it stood."""
 
-    kernel_rows: Callable[[int, int], Tensor]  # (start, stop) -> k(X[start:stop], Z)
+    def __init__(self, mean: Mean) -> None:
+        super().__init__()
+        self.mean = mean
+
+
+class MeanData(NamedTuple):
+    """What the fit of the mean reads. Rows are in random order.
+
+    The rows are k(X, Z), whitened step by step with `L_inv`, or Aᵀ itself when `L_inv` is None.
+    """
+
+    rows: Callable[[int, int], Tensor]  # (start, stop) -> (stop - start, M)
+    L_inv: Tensor | None  # (M, M)
     y: Tensor  # (N,)
     weight: Tensor  # (N,)
     variance: Tensor | None  # (N, C), None for zero
@@ -38,7 +50,6 @@ class MeanData(NamedTuple):
 def fit_mean(
     start: Mean,
     data: MeanData,
-    L_inv: Tensor,
     likelihood: Likelihood,
     bound: str,
     *,
@@ -49,7 +60,7 @@ def fit_mean(
     generator: torch.Generator,
     on_epoch: Callable[[int, float], None] | None = None,
 ) -> Mean:
-    """Maximise Σ weight·bound - ½|w|² over w (M, C) and the prior mean (D2)."""
+    """Maximise Σ weight·bound - ½|w|² over w (M, C) and the prior mean (Q7)."""
     w, mean = start.w.clone(), start.mean.clone()
     n = len(data.y)
     total = float(data.weight.sum())
@@ -60,27 +71,33 @@ def fit_mean(
             {"params": [mean], "lr": learning_rate, "scale": _MEAN_RATE if learn_mean else 0.0},
         ]
     )
+    L_inv = data.L_inv
     n_steps, step = n_epochs * len(starts), 0
-    for epoch in range(n_epochs):
-        objective = 0.0
-        for i in starts[torch.randperm(len(starts), generator=generator)].tolist():
-            j = min(i + batch_size, n)
-            K = data.kernel_rows(i, j)
-            m = torch.addmm(mean, K, L_inv.T @ w)
-            variance = None if data.variance is None else data.variance[i:j]
-            value, dm = _bound(likelihood, bound, data.y[i:j], m, variance)
-            dm.mul_(data.weight[i:j].unsqueeze(1))
-            scale = n / ((j - i) * total)
-            w.grad = (L_inv @ (K.T @ dm)).mul_(-scale).add_(w, alpha=1 / total)
-            mean.grad = dm.sum(0).mul_(-scale)
-            rate = learning_rate * (1 - step / n_steps)
-            for group in optimiser.param_groups:
-                group["lr"] = rate * group["scale"]
-            optimiser.step()
-            step += 1
-            objective += float(value @ data.weight[i:j])
-        if on_epoch is not None:
-            on_epoch(epoch, objective - 0.5 * float(w.square().sum()))
+    try:
+        for epoch in range(n_epochs):
+            objective = 0.0
+            for i in starts[torch.randperm(len(starts), generator=generator)].tolist():
+                j = min(i + batch_size, n)
+                K = data.rows(i, j)
+                m = torch.addmm(mean, K, w if L_inv is None else L_inv.T @ w)
+                variance = None if data.variance is None else data.variance[i:j]
+                value, dm = _bound(likelihood, bound, data.y[i:j], m, variance)
+                dm.mul_(data.weight[i:j].unsqueeze(1))
+                scale = n / ((j - i) * total)
+                g = K.T @ dm
+                g = g if L_inv is None else L_inv @ g
+                w.grad = g.mul_(-scale).add_(w, alpha=1 / total)
+                mean.grad = dm.sum(0).mul_(-scale)
+                rate = learning_rate * (1 - step / n_steps)
+                for group in optimiser.param_groups:
+                    group["lr"] = rate * group["scale"]
+                optimiser.step()
+                step += 1
+                objective += float(value @ data.weight[i:j])
+            if on_epoch is not None:
+                on_epoch(epoch, objective - 0.5 * float(w.square().sum()))
+    except KeyboardInterrupt:
+        raise Interrupted(Mean(w.detach(), mean.detach())) from None
     w.grad = mean.grad = None
     return Mean(w, mean)
 
@@ -95,4 +112,4 @@ def _bound(
     m = m.detach().requires_grad_()
     with torch.enable_grad():
         value = likelihood.log_prob(y, m)
-    return value.detach(), torch.autograd.grad(value.sum(), m)[0]
+    return value.detach(), torch.autograd.grad(value, m, torch.ones_like(value))[0]

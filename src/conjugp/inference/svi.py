@@ -18,7 +18,7 @@ MIN_PRECISION = 1e-6
 
 
 class Statistics(NamedTuple):
-    """Sums over points: batches, chunks, streams and machines simply add up (U1)."""
+    """Sums over points: batches, chunks, streams and machines simply add up (Q3)."""
 
     h: Tensor  # (C, M)
     P: Tensor  # (C, M, M), without the prior's identity
@@ -26,7 +26,7 @@ class Statistics(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Derivatives of the weighted sum of bounds, for the hyperparameters (H1)."""
+    """Derivatives of the weighted sum of bounds, for the hyperparameters."""
 
     features: Features
     mean: Tensor  # (C,)
@@ -40,7 +40,7 @@ def clamp(site: Site, m: Tensor) -> Site:
 
 
 def statistics(f: Features, site: Site, mean: Tensor, weight: Tensor) -> Statistics:
-    """Weighted sums A (potential - precision·mean) and A diag(precision) Aᵀ (U1)."""
+    """Weighted sums A (potential - precision·mean) and A diag(precision) Aᵀ (Q3)."""
     theta = (site.precision * weight.unsqueeze(1)).T
     r = (site.potential * weight.unsqueeze(1)).T - theta * mean.unsqueeze(1)
     if f.A.shape[0] > 1:
@@ -64,7 +64,7 @@ def add(parts: list[Statistics]) -> Statistics:
 
 
 def update(q: Posterior, s: Statistics, scale: float, rho: float) -> Posterior:
-    """Natural-gradient step q <- (1 - rho) q + rho q*, q* = prior + scale·statistics (U2)."""
+    """Natural-gradient step q <- (1 - rho) q + rho q*, q* = prior + scale·statistics (Q4)."""
     h = torch.lerp(q.h, scale * s.h, rho)
     P = ((1 - rho) * q.P).add_(s.P, alpha=rho * scale)
     torch.diagonal(P, dim1=-2, dim2=-1).add_(rho)
@@ -84,7 +84,8 @@ def evaluate(
     """One pass over a batch: its statistics for q and, if asked, the hyperparameters' gradients."""
     m, v, W = marginals(q, f)
     m = (m + mean).requires_grad_(gradients)
-    site = likelihood.site(y, m, v, bound)
+    with torch.set_grad_enabled(gradients):
+        site = likelihood.site(y, m, v, bound)
     s = statistics(f, clamp(site, m.detach()), mean, weight)
     if not gradients:
         return s, None

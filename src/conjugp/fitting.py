@@ -1,0 +1,448 @@
+"""From training rows to a calibrated model: which fit, in which order, on which rows.
+
+Coupled: one set of inducing points for mean and covariance, the whole model by its ELBO.
+Decoupled: a small coupled fit learns the kernel, held-out points settle scales and lengthscale,
+the mean is fitted on thousands of inducing points and the covariance added (docs/defaults.md).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from conjugp import decoupled, inducing
+from conjugp.calibration import VARIANCE_SCALES, Calibration, fit_calibration
+from conjugp.decoupled import MeanSettings
+from conjugp.inference.mean import Interrupted
+from conjugp.kernels import RBF, Kernel, Matern52
+from conjugp.likelihoods.base import Likelihood
+from conjugp.model import Model, coupled
+from conjugp.options import FitOptions
+from conjugp.posterior import prior
+from conjugp.search import Candidate, held_out_loss, kernel_metric, search
+from conjugp.training import Data, Progress, Settings, State, Trainer, initial_state
+
+SMALL = 300  # rows up to which every point is an inducing point
+COUPLED_INDUCING = 200
+MEAN_INDUCING = 3000
+KERNEL_INDUCING = 128  # inducing points, steps, classes of the fit that learns the kernel
+KERNEL_STEPS = 200
+KERNEL_CLASSES = 10
+SEARCH_ROWS, SEARCH_INDUCING = 8000, 800
+FOLDS = 5
+FACTORS = (0.12, 0.17, 0.25, 0.36, 0.5, 0.72, 1.0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every choice of a fit, "auto" already settled."""
+
+    likelihood: Likelihood
+    bound: str
+    family: str  # "coupled", or the covariance family of a decoupled fit
+    n_inducing: int
+    inducing: str | Tensor
+    learn_inducing: bool
+    learn_kernel: bool
+    learn_mean: bool
+    shared_kernel: bool
+    batch_size: int | None
+    max_epochs: int
+    tol: float
+    learning_rate: float
+    temperature: float | None  # None: to be found
+    options: FitOptions
+    seed: int
+
+
+@dataclass
+class Fitted:
+    """What a fit leaves behind."""
+
+    model: Model
+    calibration: Calibration
+    elbo: float
+    epochs: float
+    converged: bool
+    state: State | None  # of a coupled fit, for going on
+    history: list[dict[str, float | str]] = field(default_factory=list)
+
+
+class Fitter:
+    """Runs a plan on data; after Ctrl-C `salvage` gives the last good state."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        kernel: Kernel | None,
+        data: Data,
+        mean: Tensor,
+        raw_scale: Tensor,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.plan, self.kernel, self.data, self.mean = plan, kernel, data, mean
+        self.raw_scale = raw_scale  # (D,) the working units of one unit of the user's
+        self.generator = torch.Generator().manual_seed(plan.seed)
+        self.history: list[dict[str, float | str]] = []
+        self.began = time.perf_counter()
+        self._on_progress = on_progress
+        self._partial: Callable[[], Model] | None = None
+
+    def run(self, warm: State | None = None) -> Fitted:
+        """The whole fit."""
+        if self.plan.family == "coupled":
+            return self._coupled(warm)
+        return self._decoupled(warm)
+
+    def salvage(self) -> Fitted | None:
+        """The last good state as a model, uncalibrated; None if there is none yet."""
+        if self._partial is None:
+            return None
+        model = self._partial()
+        plain = Calibration(self.plan.temperature or 1.0, 1.0, math.inf)
+        return Fitted(model, plain, model.elbo(self.data), 0, False, None, self.history)
+
+    def _progress(self, p: Progress) -> None:
+        seconds = time.perf_counter() - self.began
+        self.history.append(
+            {"stage": p.stage, "epoch": p.epoch, "elbo": p.elbo, "seconds": seconds}
+        )
+        if self._on_progress is not None:
+            self._on_progress(p)
+
+    # --- coupled ------------------------------------------------------------------------------
+
+    def _settings(self, **changes: object) -> Settings:
+        p = self.plan
+        settings = Settings(
+            p.likelihood,
+            p.bound,
+            p.learn_kernel,
+            p.learn_mean,
+            p.learn_inducing,
+            p.learning_rate,
+            p.batch_size,
+            p.max_epochs,
+            tol=p.tol,
+            step_exponent=p.options.step_exponent,
+            min_step=p.options.min_step,
+            chunk_size=p.options.chunk_size,
+            kernel_prior=p.options.kernel_prior,
+            jitter=p.options.jitter,
+        )
+        return replace(settings, **changes)  # type: ignore[arg-type]
+
+    def _start(self, data: Data, kernel: Kernel, n_inducing: int, mean: Tensor) -> State:
+        p = self.plan
+        if isinstance(p.inducing, Tensor):
+            Z = p.inducing
+        else:
+            Z = inducing.choose(p.inducing, data.X, data.weight, n_inducing, kernel, self.generator)
+        kernels = [kernel] * (1 if p.shared_kernel else data.n_classes)
+        return initial_state(kernels, Z, mean.clone())
+
+    def _train(self, state: State, data: Data, settings: Settings, stage: str) -> Trainer:
+        trainer = Trainer(state, data, settings, self.generator, self._progress, stage)
+        p = self.plan
+        self._partial = lambda: coupled(trainer.state, p.likelihood, p.bound, p.options.jitter)
+        return trainer
+
+    def _filled(self, variance: float) -> Kernel:
+        """The kernel with what the user left open: median distance and a variance."""
+        kernel = self.kernel if self.kernel is not None else RBF()
+        d = median_distance(self.data.X)
+        return kernel.filled(torch.full((self.data.X.shape[1],), d, dtype=torch.float64), variance)
+
+    def _coupled(self, warm: State | None) -> Fitted:
+        p, data = self.plan, self.data
+        full = p.batch_size is None or p.batch_size >= len(data.y)
+        calibrate = p.temperature is None
+        train, held = hold_out(data, p.options.hold_out) if calibrate and not full else (data, None)
+        state = warm or self._start(train, self._filled(1.0), p.n_inducing, self.mean)
+        rate = 2 * p.learning_rate if full else p.learning_rate
+        trainer = self._train(state, train, self._settings(learning_rate=rate), "fit")
+        result = trainer.fit()
+        model = coupled(result.state, p.likelihood, p.bound, p.options.jitter)
+        calibration = Calibration(p.temperature or 1.0, 1.0, math.inf)
+        if held is not None:
+            m, v = model.latent(held.X)
+            calibration = fit_calibration(p.likelihood, m, v, held.y, held.weight)
+            # The held-out rows are trained on after all: short steps, the kernel at rest.
+            rest = self._settings(
+                learn_kernel=False,
+                learn_mean=False,
+                learn_inducing=False,
+                max_steps=50,
+                min_step=0.02,
+                step_exponent=1.0,
+            )
+            last = self._train(result.state, data, rest, "all rows")
+            model = coupled(last.fit().state, p.likelihood, p.bound, p.options.jitter)
+        elif calibrate:
+            calibration = self._cross_fit(result.state)
+        elbo = model.elbo(data) if not full else result.elbo
+        return Fitted(
+            model,
+            calibration,
+            elbo,
+            result.epochs,
+            result.converged,
+            trainer.state,
+            self.history,
+        )
+
+    def _cross_fit(self, state: State) -> Calibration:
+        """A temperature from folds: q fitted again without each, kernel and points at rest."""
+        p, data = self.plan, self.data
+        settings = self._settings(
+            learn_kernel=False, learn_mean=False, learn_inducing=False, max_epochs=30
+        )
+        ms, vs, chosen = [], [], []
+        for rows in folds(data):
+            train = data._replace(weight=data.weight * ~rows)
+            fresh = replace(state, q=prior(len(state.mean), len(state.Z), state.Z), step=0)
+            result = Trainer(fresh, train, settings, self.generator).fit()
+            m, v = coupled(result.state, p.likelihood, p.bound, p.options.jitter).latent(
+                data.X[rows]
+            )
+            ms.append(m), vs.append(v), chosen.append(rows.nonzero()[:, 0])
+        if not chosen:
+            return Calibration(1.0, 1.0, math.inf)
+        i = torch.cat(chosen)
+        return fit_calibration(
+            p.likelihood, torch.cat(ms), torch.cat(vs), data.y[i], data.weight[i]
+        )
+
+    # --- decoupled ----------------------------------------------------------------------------
+
+    def _decoupled(self, warm: State | None) -> Fitted:
+        p, data = self.plan, self.data
+        train, held = hold_out(data, p.options.hold_out)
+        if warm is not None:
+            kernel = warm.template.with_theta(warm.theta[0])
+        elif p.learn_kernel:
+            kernel = self._choose_kernel(train, held)
+        else:
+            kernel = self._filled(p.options.mean_variance)
+        few = len(data.y) <= 5000
+        if p.temperature is not None:
+            calibration = Calibration(p.temperature, 1.0, math.inf)
+            model, converged, epochs = self._fit_mean(kernel, data, "fit")
+        elif few:
+            calibration = self._cross_fit_mean(kernel)
+            model, converged, epochs = self._fit_mean(kernel, data, "fit")
+        else:
+            model, converged, epochs = self._fit_mean(kernel, train, "fit")
+            m, v = model.latent(held.X)
+            calibration = fit_calibration(p.likelihood, m, v, held.y, held.weight, VARIANCE_SCALES)
+            model, converged, more = self._fit_mean(kernel, data, "all rows", model)
+            epochs += more
+        state = State(kernel, kernel.theta.to(data.X).unsqueeze(0), model.Z, model.mean, None)  # type: ignore[arg-type]
+        return Fitted(model, calibration, model.elbo(data), epochs, converged, state, self.history)
+
+    def _choose_kernel(self, train: Data, held: Data) -> Kernel:
+        """Learn feature scales by a small ELBO, then try scales and lengthscales on held-out."""
+        p = self.plan
+        few = largest_classes(train, KERNEL_CLASSES)
+        mean = few.X.new_full((few.n_classes,), -math.log(max(few.n_classes - 1, 1)))
+        start = self._filled(10.0)
+        state = self._start(few, start, KERNEL_INDUCING, mean)
+        settings = self._settings(
+            learn_inducing=False, batch_size=512, max_steps=KERNEL_STEPS, tol=0.0
+        )
+        result = Trainer(state, few, settings, self.generator, self._progress, "kernel").fit()
+        learned = result.state.template.with_theta(result.state.theta[0]).frozen()
+        if not p.options.search:
+            return learned
+        variance, D = p.options.mean_variance, train.X.shape[1]
+        starts = [("learned", learned)]
+        if self.kernel is None:
+            ard = torch.tensor(learned.lengthscale)  # type: ignore[attr-defined]
+            std = torch.full((D,), median_distance(train.X), dtype=torch.float64)
+            raw = self.raw_scale.double().cpu()
+            raw = raw * median_distance(train.X / raw.to(train.X))
+            starts = [(n, RBF(s, variance)) for n, s in (("ard", ard), ("std", std), ("raw", raw))]
+        n = min(SEARCH_ROWS, len(train.y))
+        sub, trial = train.rows(0, n), held.rows(0, 2000)
+        settings = self._mean_settings(n, n_epochs=10, batch_size=256)
+        M = min(SEARCH_INDUCING, n // 2 + 1)
+
+        def loss(kernel: Kernel) -> float:
+            return held_out_loss(kernel, sub, trial, self.mean, M, settings, p.seed)
+
+        def report(c: Candidate) -> None:
+            self._progress(Progress("search", len(self.history), 0, -c.loss * held.total))
+
+        best = search(starts, FACTORS, loss, D, report)
+        if self.kernel is None:
+            rough = [("rough", Matern52(best.kernel.lengthscale, variance))]  # type: ignore[attr-defined]
+            other = search(rough, (1.0, 1.4), loss, D, report)
+            best = min(best, other, key=lambda c: c.loss)
+        return best.kernel
+
+    def _mean_settings(self, n: int, **changes: object) -> MeanSettings:
+        p = self.plan
+        settings = MeanSettings(
+            p.likelihood,
+            p.bound,
+            n_epochs=min(p.max_epochs, 10 if n < 100_000 else 6),
+            batch_size=p.batch_size or max(256, min(4096, 2 ** round(math.log2(n / 100)))),
+            learning_rate=p.options.mean_learning_rate,
+            learn_mean=p.learn_mean,
+            cache_bytes=cache_bytes(p.options.cache_mb),
+            jitter=p.options.jitter,
+        )
+        return replace(settings, **changes)  # type: ignore[arg-type]
+
+    def _inducing(self, kernel: Kernel, data: Data) -> Tensor:
+        p = self.plan
+        if isinstance(p.inducing, Tensor):
+            return p.inducing
+        if p.inducing != "kmeans":
+            return inducing.choose(
+                p.inducing, data.X, data.weight, p.n_inducing, kernel, self.generator
+            )
+        metric = kernel_metric(kernel, data)
+        n, C = p.n_inducing, data.n_classes
+        return metric * inducing.by_class(
+            data.X / metric, data.y, data.weight, n, C, self.generator
+        )
+
+    def _fit_mean(
+        self, kernel: Kernel, data: Data, stage: str, warm: Model | None = None
+    ) -> tuple[Model, bool, int]:
+        """Mean, then covariance; a warm start takes a few small steps on all rows."""
+        p = self.plan
+        settings = self._mean_settings(len(data.y))
+        if warm is None:
+            Z = self._inducing(kernel, data)
+            start = decoupled.start_mean(len(Z), self.mean)
+        else:
+            Z, start = warm.Z, decoupled.Mean(warm.w.T.contiguous(), warm.mean)
+            rate = 0.3 * settings.learning_rate
+            settings = replace(settings, n_epochs=2, learning_rate=rate)
+        values: list[float] = []
+
+        def on_epoch(epoch: int, value: float) -> None:
+            values.append(value)
+            self._progress(Progress(stage, epoch + 1, settings.n_epochs, value))
+
+        fit = self._fit_weights(kernel, Z, data, start, settings, on_epoch)
+        model = fit
+        if p.options.mean_training == "elbo":
+            start = decoupled.Mean(fit.w.T.contiguous(), fit.mean)
+            model = self._fit_weights(kernel, Z, data, start, settings, on_epoch, fit)
+        gain = (values[-1] - values[-2]) / data.total if len(values) > 1 else math.inf
+        return model, gain < 10 * p.tol, len(values)
+
+    def _fit_weights(
+        self,
+        kernel: Kernel,
+        Z: Tensor,
+        data: Data,
+        start: decoupled.Mean,
+        settings: MeanSettings,
+        on_epoch: Callable[[int, float], None] | None = None,
+        under: Model | None = None,
+    ) -> Model:
+        p = self.plan
+
+        def assemble(b: decoupled.Basis, mean: decoupled.Mean) -> Model:
+            n = 512 if p.options.n_covariance == "auto" else int(p.options.n_covariance)
+            return decoupled.assemble(kernel, b, mean, data, p.family, n, p.likelihood, p.bound)
+
+        try:
+            b, mean = decoupled.fit_weights(
+                kernel, Z, data, start, settings, self.generator, on_epoch, under
+            )
+        except Interrupted as stop:
+            basis = decoupled.basis([kernel], Z, settings.jitter)
+            stopped = stop.mean
+            self._partial = lambda: assemble(basis, stopped)
+            raise
+        return assemble(b, mean)
+
+    def _cross_fit_mean(self, kernel: Kernel) -> Calibration:
+        """A temperature from folds, each predicted by a mean fitted to the others."""
+        p, data = self.plan, self.data
+        ms, vs, chosen = [], [], []
+        for rows in folds(data):
+            train = Data(data.X[~rows], data.y[~rows], data.weight[~rows], data.n_classes)
+            Z = self._inducing(kernel, train)
+            start = decoupled.start_mean(len(Z), self.mean)
+            settings = self._mean_settings(len(train.y))
+            m, v = self._fit_weights(kernel, Z, train, start, settings).latent(data.X[rows])
+            ms.append(m), vs.append(v), chosen.append(rows.nonzero()[:, 0])
+        if not chosen:
+            return Calibration(1.0, 1.0, math.inf)
+        i = torch.cat(chosen)
+        m, v = torch.cat(ms), torch.cat(vs)
+        return fit_calibration(p.likelihood, m, v, data.y[i], data.weight[i], VARIANCE_SCALES)
+
+
+def median_distance(X: Tensor) -> float:
+    """The median distance between distinct points of a sample; 1 if there are none."""
+    sample = X[:1000]
+    d = torch.pdist(sample) if len(sample) > 1 else X.new_zeros(0)
+    d = d[d > 0]
+    return float(d.median()) if len(d) else 1.0
+
+
+def class_rank(y: Tensor, n_classes: int) -> Tensor:
+    """How many rows of the same class come before each row, (N,)."""
+    order = torch.argsort(y, stable=True)
+    counts = torch.bincount(y, minlength=n_classes)
+    first = counts.cumsum(0) - counts
+    rank = torch.empty_like(y)
+    rank[order] = torch.arange(len(y), device=y.device) - first[y[order]]
+    return rank
+
+
+def hold_out(data: Data, share: float, most: int = 5000) -> tuple[Data, Data]:
+    """Split off the last rows of every class; a class too small for a share loses none."""
+    counts = torch.bincount(data.y, minlength=data.n_classes)
+    share = min(share, most / len(data.y))
+    held = class_rank(data.y, data.n_classes) >= counts[data.y] - (counts[data.y] * share).floor()
+    split = [
+        Data(data.X[part], data.y[part], data.weight[part], data.n_classes)
+        for part in (~held, held)
+    ]
+    return split[0], split[1]
+
+
+def folds(data: Data) -> list[Tensor]:
+    """Masks of folds in which every class keeps rows outside; rarer classes are in none."""
+    counts = torch.bincount(data.y, minlength=data.n_classes)
+    rank = class_rank(data.y, data.n_classes)
+    usable = counts[data.y] >= 3
+    masks = [(rank % FOLDS == k) & usable for k in range(FOLDS)]
+    return [mask for mask in masks if mask.any()]
+
+
+def largest_classes(data: Data, most: int) -> Data:
+    """The rows of the `most` largest classes, relabelled."""
+    if data.n_classes <= most:
+        return data
+    counts = torch.bincount(data.y, minlength=data.n_classes)
+    kept = counts.argsort(descending=True, stable=True)[:most]
+    label = torch.full_like(counts, -1)
+    label[kept] = torch.arange(most, device=label.device)
+    rows = label[data.y] >= 0
+    return Data(data.X[rows], label[data.y][rows], data.weight[rows], most)
+
+
+def cache_bytes(cache_mb: int | str) -> int:
+    """Bytes that cached kernel values may take."""
+    if cache_mb != "auto":
+        return int(cache_mb) * 2**20
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 2**31
+    return int(0.4 * free)

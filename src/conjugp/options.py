@@ -1,0 +1,142 @@
+"""The rarer knobs of a fit, in one validated place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any
+
+from sklearn.base import BaseEstimator
+
+
+class FitOptions(BaseEstimator):
+    """Settings of `GPClassifier` that few people need.
+
+    It has ``get_params`` and ``set_params``, so a grid search reaches it: with
+    ``GPClassifier(options=FitOptions())`` the parameter ``options__min_step`` can be searched.
+
+    Parameters
+    ----------
+    prediction : {"integral", "mc", "qmc"}, default="integral"
+        How latent moments become probabilities: the deterministic integral, plain Monte Carlo,
+        or quasi-Monte-Carlo with scrambled Sobol points.
+    n_samples : int, default=1024
+        Draws for ``"mc"`` and ``"qmc"``.
+    mean_training : {"map", "elbo"}, default="map"
+        How the mean of a decoupled posterior is trained: ``"map"`` at zero latent variance, the
+        posterior's mode, or ``"elbo"`` under the latent variances of the covariance.
+        docs/defaults.md compares them.
+    mean_variance : float, default=30.0
+        Kernel variance of a decoupled posterior when the kernel is chosen from the data.
+    mean_learning_rate : float, default=0.1
+        Adam's first step size for the mean of a decoupled posterior.
+    n_covariance : int or "auto", default="auto"
+        Inducing points of the covariance of a decoupled posterior.
+    search : bool, default=True
+        Whether a decoupled fit tries several input scales and lengthscales on held-out points.
+    step_exponent : float, default=0.6
+        Natural-gradient steps shrink as ``t ** -step_exponent`` ...
+    min_step : float, default=0.05
+        ... until they reach this size.
+    kernel_prior : float, default=1.0
+        Strength, in nats, of a Gaussian prior on the log kernel parameters around their start.
+    hold_out : float, default=0.1
+        Share of the training rows that choose kernel and temperature before they are trained on.
+    jitter : float or None, default=None
+        First addition to the diagonal of a kernel matrix, relative to its mean. ``None`` is
+        1e-4 in float32 and 1e-6 in float64.
+    chunk_size : int, default=4096
+        Rows worked on at a time in full passes.
+    cache_mb : int or "auto", default="auto"
+        Megabytes that kernel values may take between epochs; ``"auto"`` is 40 % of what is free.
+    callback : callable or None, default=None
+        Called with a `Progress` after every epoch or round of steps.
+    on_interrupt : {"raise", "return"}, default="raise"
+        What Ctrl-C does once the estimator has its last good state: raise KeyboardInterrupt
+        again, or return from ``fit``.
+    """
+
+    def __init__(
+        self,
+        *,
+        prediction: str = "integral",
+        n_samples: int = 1024,
+        mean_training: str = "map",
+        mean_variance: float = 30.0,
+        mean_learning_rate: float = 0.1,
+        n_covariance: int | str = "auto",
+        search: bool = True,
+        step_exponent: float = 0.6,
+        min_step: float = 0.05,
+        kernel_prior: float = 1.0,
+        hold_out: float = 0.1,
+        jitter: float | None = None,
+        chunk_size: int = 4096,
+        cache_mb: int | str = "auto",
+        callback: Callable[[Any], None] | None = None,
+        on_interrupt: str = "raise",
+    ) -> None:
+        self.prediction = prediction
+        self.n_samples = n_samples
+        self.mean_training = mean_training
+        self.mean_variance = mean_variance
+        self.mean_learning_rate = mean_learning_rate
+        self.n_covariance = n_covariance
+        self.search = search
+        self.step_exponent = step_exponent
+        self.min_step = min_step
+        self.kernel_prior = kernel_prior
+        self.hold_out = hold_out
+        self.jitter = jitter
+        self.chunk_size = chunk_size
+        self.cache_mb = cache_mb
+        self.callback = callback
+        self.on_interrupt = on_interrupt
+
+    def validate(self) -> None:
+        """Raise ValueError for the first setting that is out of range, naming it."""
+        one_of("options.prediction", self.prediction, ("integral", "mc", "qmc"))
+        one_of("options.mean_training", self.mean_training, ("map", "elbo"))
+        one_of("options.on_interrupt", self.on_interrupt, ("raise", "return"))
+        one_of("options.search", self.search, (True, False))
+        whole("options.n_samples", self.n_samples, 1)
+        whole("options.chunk_size", self.chunk_size, 1)
+        if self.n_covariance != "auto":
+            whole("options.n_covariance", self.n_covariance, 1)
+        if self.cache_mb != "auto":
+            whole("options.cache_mb", self.cache_mb, 0)
+        number("options.mean_variance", self.mean_variance, 0, exclusive=True)
+        number("options.mean_learning_rate", self.mean_learning_rate, 0, exclusive=True)
+        number("options.step_exponent", self.step_exponent, 0, 1)
+        number("options.min_step", self.min_step, 0, 1, exclusive=True)
+        number("options.kernel_prior", self.kernel_prior, 0)
+        number("options.hold_out", self.hold_out, 0, 0.5, exclusive=True)
+        if self.jitter is not None:
+            number("options.jitter", self.jitter, 0, 0.01)
+        if self.callback is not None and not callable(self.callback):
+            raise ValueError(f"options.callback must be callable or None, got {self.callback!r}")
+
+
+def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    """Raise unless `value` is one of `allowed`."""
+    if isinstance(value, type(allowed[0])) and value in allowed:
+        return
+    raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
+
+
+def whole(name: str, value: Any, least: int) -> None:
+    """Raise unless `value` is an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}; got {value!r}")
+
+
+def number(
+    name: str, value: Any, low: float, high: float = float("inf"), exclusive: bool = False
+) -> None:
+    """Raise unless `value` is a number in [low, high], or (low, high] where `exclusive`."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        if (value > low if exclusive else value >= low) and value <= high:
+            return
+    bounds = f"{'above' if exclusive else 'at least'} {low:g}"
+    bounds += "" if high == float("inf") else f" and at most {high:g}"
+    raise ValueError(f"{name} must be a number {bounds}; got {value!r}")

@@ -1,0 +1,40 @@
+"""The progress bar of a fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from conjugp.training import Progress
+
+_TITLES = {"kernel": "learning the kernel", "search": "trying lengthscales"}
+
+
+class ProgressBar:
+    """One bar per stage with epoch, ELBO and seconds left; also calls the user's callback."""
+
+    def __init__(self, callback: Callable[[Progress], Any] | None, verbose: int) -> None:
+        self.callback, self.verbose = callback, verbose
+        self._bar: Any = None
+        self._stage = ""
+
+    def __call__(self, p: Progress) -> None:
+        if self.callback is not None:
+            self.callback(p)
+        if not self.verbose:
+            return
+        if p.stage != self._stage:
+            self.close()
+            self._stage = p.stage
+            total = round(p.n_epochs, 2) or None
+            self._bar = tqdm(total=total, desc=_TITLES.get(p.stage, p.stage), unit="epoch")
+        self._bar.update(p.epoch - self._bar.n if p.n_epochs else 1)
+        self._bar.set_postfix_str(f"ELBO {p.elbo:.6g}")
+
+    def close(self) -> None:
+        """End the bar that is open."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

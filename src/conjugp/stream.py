@@ -1,0 +1,117 @@
+"""Rows that come in batches: natural-gradient steps, inducing points that grow (partial_fit)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from conjugp import inducing
+from conjugp.calibration import Calibration
+from conjugp.features import basis, features
+from conjugp.fitting import Fitted, median_distance
+from conjugp.kernels import RBF, Kernel
+from conjugp.likelihoods.base import Likelihood
+from conjugp.model import coupled
+from conjugp.options import FitOptions
+from conjugp.posterior import Posterior, prior
+from conjugp.training import Data, Progress, Settings, State, Trainer, initial_state
+
+_STEPS = 10  # natural-gradient steps per batch of rows
+
+
+class Stream:
+    """The state between calls of partial_fit."""
+
+    def __init__(
+        self, kernel: Kernel | None, limit: int, likelihood: Likelihood, bound: str, seed: int
+    ) -> None:
+        self.kernel, self.limit, self.likelihood, self.bound = kernel, limit, likelihood, bound
+        self.generator = torch.Generator().manual_seed(seed)
+        self.seen = 0.0
+        self.epochs = 0
+        self.state: State | None = None
+        self.history: list[dict[str, float | str]] = []
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Working precision, settled by the first batch."""
+        assert self.state is not None
+        return self.state.Z.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the state is."""
+        assert self.state is not None
+        return self.state.Z.device
+
+    def learn(
+        self,
+        data: Data,
+        mean: Tensor,
+        *,
+        learn_kernel: bool,
+        learn_mean: bool,
+        learning_rate: float,
+        batch_size: int | None,
+        options: FitOptions,
+    ) -> Fitted:
+        """Take in one batch of rows."""
+        state = self._started(data, mean) if self.state is None else self._grown(data, options)
+        self.seen += data.total
+        # The statistics of the batch stand for all rows seen so far.
+        scaled = data._replace(weight=data.weight * (self.seen / data.total))
+        settings = Settings(
+            self.likelihood,
+            self.bound,
+            learn_kernel,
+            learn_mean,
+            False,
+            learning_rate,
+            batch_size,
+            step_exponent=options.step_exponent,
+            min_step=options.min_step,
+            chunk_size=options.chunk_size,
+            kernel_prior=0.0,
+            jitter=options.jitter,
+        )
+        trainer = Trainer(state, scaled, settings, self.generator, self._report, "stream")
+        elbo = trainer.steps(_STEPS)
+        self.state, self.epochs = trainer.state, self.epochs + 1
+        model = coupled(self.state, self.likelihood, self.bound, options.jitter)
+        plain = Calibration(1.0, 1.0, math.inf)
+        return Fitted(model, plain, elbo, self.epochs, True, None, list(self.history))
+
+    def _report(self, p: Progress) -> None:
+        self.history.append({"stage": p.stage, "epoch": p.epoch, "elbo": p.elbo})
+
+    def _started(self, data: Data, mean: Tensor) -> State:
+        d = median_distance(data.X)
+        scale = torch.full((data.X.shape[1],), d, dtype=torch.float64)
+        kernel = (self.kernel if self.kernel is not None else RBF()).filled(scale, 10.0)
+        n = min(self.limit, len(data.y))
+        Z = inducing.choose("kmeans", data.X, data.weight, n, kernel, self.generator)
+        return initial_state([kernel], Z, mean.clone())
+
+    def _grown(self, data: Data, options: FitOptions) -> State:
+        """Add the rows that the present inducing points explain least.
+
+        In whitened coordinates new points come last and leave the old coordinates as they were,
+        so the posterior only gains coordinates at their prior.
+        """
+        state = self.state
+        assert state is not None
+        room = self.limit - len(state.Z)
+        if room <= 0:
+            return state
+        f = features(basis(state.kernels, state.Z, options.jitter), data.X)
+        share = f.residual[0] / state.kernels[0].diag(data.X)
+        new = torch.unique(data.X[torch.argsort(share, descending=True)[:room]], dim=0)
+        new = new[:room]
+        C, M, k = len(state.mean), len(state.Z), len(new)
+        grown = prior(C, M + k, state.Z)
+        grown.h[:, :M] = state.q.h
+        grown.P[:, :M, :M] = state.q.P
+        return replace(state, Z=torch.cat([state.Z, new]), q=Posterior(grown.h, grown.P))
