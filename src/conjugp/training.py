@@ -275,7 +275,7 @@ class Trainer:
         while True:
             for i in starts[torch.randperm(len(starts), generator=self.generator)].tolist():
                 # The last batch takes the short remainder with it.
-                yield i, n if i + batch + batch // 2 > n else i + batch
+                yield i, n if i + batch + batch // 2 >= n else i + batch
 
     def _fit_batches(self, batch: int) -> Result:
         cfg, n = self.settings, len(self.data.y)
