@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from conjugp.features import Features
+from conjugp.numerics import cholesky
 
 
 class Posterior(NamedTuple):
@@ -36,20 +37,21 @@ def prior(n_classes: int, n_inducing: int, like: Tensor) -> Posterior:
 
 
 def moments(q: Posterior) -> Moments:
-    """Factorise P. float32 loses P at eigenvalues near 1e8: float64 then takes over."""
+    """Factorise P. float32 loses P at eigenvalues near 1e7: float64 and a jitter then take over."""
     L, info = torch.linalg.cholesky_ex(q.P)
-    if q.P.dtype == torch.float32 and bool((info != 0).any()):
-        wide = moments(Posterior(q.h.double(), q.P.double()))
-        return Moments(wide.w.float(), wide.R.float())
+    h = q.h
     if bool((info != 0).any()):
-        raise FloatingPointError(
-            "the posterior precision could not be factorised; lower the kernel variance or "
-            "the sample weights"
-        )
-    eye = torch.eye(q.P.shape[-1], dtype=q.P.dtype, device=q.P.device)
+        if q.P.dtype == torch.float64:
+            raise FloatingPointError(
+                "the posterior precision could not be factorised; lower the kernel variance or "
+                "the sample weights"
+            )
+        # Rounding has swallowed the prior's identity: wider numbers alone do not bring it back.
+        L, h = cholesky(q.P.double(), jitter=0.0)[0], h.double()
+    eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
     R = torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False)
-    w = (R.mT @ (R @ q.h.unsqueeze(-1))).squeeze(-1)
-    return Moments(w, R)
+    w = (R.mT @ (R @ h.unsqueeze(-1))).squeeze(-1)
+    return Moments(w.to(q.h.dtype), R.to(q.h.dtype))
 
 
 def project(R: Tensor, A: Tensor) -> Tensor:
