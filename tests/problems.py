@@ -1,0 +1,92 @@
+"""Small classification problems and the slow, plain formulas that the core is held against."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import digamma
+from torch import Tensor
+
+from conjugp.features import basis, features
+from conjugp.inference import svi
+from conjugp.kernels import Kernel
+from conjugp.likelihoods import LogisticSoftmax
+from conjugp.posterior import Posterior, kl, moments
+from conjugp.training import Data, Settings, State, Trainer, initial_state
+
+BOUNDS = LogisticSoftmax.bounds
+LIKELIHOOD = LogisticSoftmax()
+
+
+def blobs(n: int, n_classes: int, *, gap: float = 1.5, n_features: int = 2, seed: int = 0) -> Data:
+    """One Gaussian cloud for each class, in float64; the larger `gap`, the farther apart."""
+    rng = np.random.default_rng(seed)
+    y = rng.permutation(np.arange(n) % n_classes)
+    X = rng.standard_normal((n, n_features)) + gap * rng.standard_normal((n_classes, n_features))[y]
+    return Data(torch.tensor(X), torch.tensor(y), torch.ones(n, dtype=torch.float64), n_classes)
+
+
+def random_labels(n: int, n_classes: int, *, seed: int = 0) -> Data:
+    """Labels that have nothing to do with the inputs."""
+    data = blobs(n, n_classes, gap=0.0, seed=seed)
+    return data._replace(y=data.y[torch.randperm(n, generator=generator(seed))])
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def random_posterior(n_classes: int, n_inducing: int, seed: int = 0) -> Posterior:
+    """Some h, and some P ⪰ I."""
+    g = generator(seed)
+    B = torch.randn(n_classes, n_inducing, n_inducing, dtype=torch.float64, generator=g)
+    h = torch.randn(n_classes, n_inducing, dtype=torch.float64, generator=g)
+    return Posterior(h, torch.eye(n_inducing, dtype=torch.float64) + 0.5 * B @ B.mT)
+
+
+def fixed(bound: str, **changes: Any) -> Settings:
+    """Settings of a fit of q alone that does not stop before `max_epochs` while it can rise."""
+    quiet = {"learn_kernel": False, "learn_mean": False, "tol": -1.0}
+    return Settings(LIKELIHOOD, bound, **{**quiet, **changes})
+
+
+def trainer(
+    data: Data,
+    kernels: Kernel | list[Kernel],
+    settings: Settings,
+    Z: Tensor | None = None,
+    mean: Tensor | None = None,
+) -> Trainer:
+    """A fit of `data` from the prior, on every row as an inducing point unless Z is given."""
+    kernels = [kernels] if isinstance(kernels, Kernel) else kernels
+    mean = data.X.new_zeros(data.n_classes) if mean is None else mean
+    state = initial_state(kernels, data.X if Z is None else Z, mean.clone())
+    return Trainer(state, data, settings, generator())
+
+
+@torch.no_grad()
+def elbo(state: State, data: Data, bound: str) -> float:
+    """The ELBO of a state from its marginals."""
+    f = features(basis(state.kernels, state.Z), data.X)
+    q = moments(state.q)
+    mean = state.mean.detach()
+    s, _ = svi.evaluate(q, LIKELIHOOD, bound, f, data.y, mean, data.weight, False)
+    return float(s.bound - kl(q))
+
+
+def numpy_site(
+    bound: str, Y: np.ndarray, m: np.ndarray, v: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """γ and θ of the two augmented bounds at one-hot labels Y (N, C), as the text has them."""
+    c = np.sqrt(m**2 + v)
+    s = np.exp(-m / 2) / (2 * np.cosh(c / 2))
+    n_classes = Y.shape[1]
+    if bound == "collapsed":
+        gamma = s / (n_classes - s.sum(1, keepdims=True))
+    else:
+        gamma = s
+        for _ in range(2000):  # the fixed-point iteration, until it has long settled
+            gamma = np.exp(digamma(1 + gamma.sum(1, keepdims=True))) * s / n_classes
+    return gamma, (Y + gamma) * np.tanh(c / 2) / (2 * c)
