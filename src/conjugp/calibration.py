@@ -70,4 +70,5 @@ def cavity(m: Tensor, v: Tensor, potential: Tensor, precision: Tensor) -> tuple[
     # A site nearly as precise as q itself leaves almost nothing: the variance is kept in bounds.
     share = (precision * v).clamp(min=0.0, max=0.99)
     v_out = v / (1 - share)
-    return v_out * (m / v - potential), v_out
+    # m_out/v_out = m/v - potential, written so that a clamped precision keeps the site's slope.
+    return m - v_out * (potential - precision * m), v_out
