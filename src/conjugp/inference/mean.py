@@ -73,6 +73,8 @@ def fit_mean(
     )
     L_inv = data.L_inv
     n_steps, step = n_epochs * len(starts), 0
+    # Not n over the rows of the batch: those of a short last one would count for more than others.
+    scale = len(starts) / total
     try:
         for epoch in range(n_epochs):
             objective = 0.0
@@ -83,7 +85,6 @@ def fit_mean(
                 variance = None if data.variance is None else data.variance[i:j]
                 value, dm = _bound(likelihood, bound, data.y[i:j], m, variance)
                 dm.mul_(data.weight[i:j].unsqueeze(1))
-                scale = n / ((j - i) * total)
                 g = K.T @ dm
                 g = g if L_inv is None else L_inv @ g
                 w.grad = g.mul_(-scale).add_(w, alpha=1 / total)
