@@ -237,6 +237,17 @@ def test_learning_the_prior_mean_pays(data, bound):
     assert ends[1] > ends[0] + 0.1
 
 
+@pytest.mark.parametrize("batch_size", [20, 39, 13])
+def test_batches_of_any_size_find_the_same_optimum(data, batch_size):
+    """A short last batch must not count for more than its rows."""
+    Z, start = data.X[:M] + 0.05, start_mean(M, torch.zeros(C).double())
+    config = settings(n_epochs=1000, batch_size=batch_size, learn_mean=False)
+    b, found = fit_weights(KERNEL, Z, data, start, config, generator())
+    loss = objective(data, b.L_inv[0] @ KERNEL(Z, data.X), "tight", None, start.mean)
+    best = minimize(loss, np.zeros(M * C), jac=True, options={"gtol": 1e-7})
+    assert loss(found.w.reshape(-1).numpy())[0] - best.fun < 1e-3
+
+
 def test_rows_whitened_once_or_step_by_step(data):
     Z = data.X[:M] + 0.05
     b = basis([KERNEL], Z)
