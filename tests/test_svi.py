@@ -304,14 +304,15 @@ def test_hyperparameter_gradients(bound, per_class):
 def test_batch_gradients_add_up_to_the_full_ones(bound):
     data = blobs(12, 3)
     sums = []
-    for size in (12, 5):
+    for size, scale in ((12, 1.0), (5, 1.0), (5, 2.5)):
         state = initial_state([RBF(1.0, 3.0)], data.X[:4] + 0.2, torch.zeros(3).double())
         t = Trainer(state, data, Settings(LIKELIHOOD, bound, learn_inducing=True), generator())
         for i in range(0, 12, size):
-            t._pass(data.rows(i, i + size), moments(random_posterior(3, 4)), 1.0, True)
+            t._pass(data.rows(i, i + size), moments(random_posterior(3, 4)), scale, True)
         sums.append([leaf.grad for leaf in t._leaves])
-    for a, b in zip(*sums, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
+    for whole, parts, scaled in zip(*sums, strict=True):
+        torch.testing.assert_close(whole, parts, rtol=1e-11, atol=1e-13)
+        torch.testing.assert_close(2.5 * whole, scaled, rtol=1e-11, atol=1e-13)
 
 
 def test_gradients_where_a_site_is_extremely_precise():
