@@ -14,16 +14,11 @@ from conjugp.calibration import (
     LOG_BOUND,
     PRIOR_SD,
     VARIANCE_SCALES,
-    cavity,
     fit_calibration,
     fit_temperature,
 )
-from conjugp.features import basis, features
-from conjugp.inference import svi
-from conjugp.kernels import RBF
-from conjugp.posterior import Posterior, marginals, moments
 from conjugp.prediction import apply_temperature, predict_proba
-from problems import LIKELIHOOD, blobs, fixed, trainer
+from problems import LIKELIHOOD
 
 
 def labelled(n: int, temperature: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -121,40 +116,3 @@ def test_the_best_share_of_the_variance_is_taken():
     assert found.temperature == pytest.approx(1.0, abs=0.1)
     alone = fit_calibration(LIKELIHOOD, m, v, y, ones(y))
     assert alone.variance_scale == 1.0 and alone.loss == pytest.approx(found.loss, rel=1e-12)
-
-
-@pytest.mark.parametrize("bound", ["collapsed", "augmented"])
-def test_cavity_is_the_posterior_without_the_site(bound):
-    """Take a point's site out of h and P and look at it again (inducing points at the data)."""
-    data, kernel = blobs(20, 3), RBF(1.0, 3.0)
-    mean = torch.tensor([-0.5, 0.0, 0.3]).double()
-    state = trainer(data, kernel, fixed(bound, max_epochs=10), mean=mean).fit().state
-    f = features(basis(state.kernels, state.Z), data.X)
-    m, v, _ = marginals(moments(state.q), f)
-    m = m + mean
-    # Any sites will do; these are the next step's, and q is made of them.
-    site = LIKELIHOOD.site(data.y, m, v, bound)
-    one = torch.ones(20).double()
-    stats = svi.statistics(f, site, mean, one)
-    q = svi.update(state.q, stats, 1.0, 1.0)
-    m, v, _ = marginals(moments(q), f)
-    found_m, found_v = cavity(m + mean, v, site.potential, site.precision)
-    for i in range(20):
-        without = one.clone()
-        without[i] = 0.0
-        left = svi.update(q, svi.statistics(f, site, mean, without), 1.0, 1.0)
-        m_i, v_i, _ = marginals(moments(Posterior(left.h, left.P)), f)
-        # The residual variance, a millionth of the prior's, is not in the site's span.
-        torch.testing.assert_close(found_m[i], (m_i + mean)[i], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(found_v[i], v_i[i], rtol=1e-4, atol=0)
-
-
-def test_cavity_with_precisions_out_of_bounds():
-    """A clamped precision keeps the site's gradient at m, as in a step of the fit."""
-    m, v = torch.tensor([[2.0, -3.0, 1.0]]).double(), torch.tensor([[1.0, 2.0, 4.0]]).double()
-    slope = torch.tensor([[0.3, -0.2, 0.1]]).double()
-    precision = torch.tensor([[-0.4, 0.2, 5.0]]).double()
-    m_out, v_out = cavity(m, v, slope + precision * m, precision)
-    assert v_out[0, 0] == 1.0
-    assert float(v_out[0, 2]) == pytest.approx(400.0)
-    torch.testing.assert_close(m_out, m - v_out * slope, rtol=1e-12, atol=1e-12)

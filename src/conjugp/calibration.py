@@ -63,12 +63,3 @@ def fit_calibration(
         if loss < best.loss:
             best = Calibration(t, scale, loss)
     return best
-
-
-def cavity(m: Tensor, v: Tensor, potential: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-    """q(f_i) without the point's own site: leave-one-out moments, (n, C) each."""
-    # A site nearly as precise as q itself leaves almost nothing: the variance is kept in bounds.
-    share = (precision * v).clamp(min=0.0, max=0.99)
-    v_out = v / (1 - share)
-    # m_out/v_out = m/v - potential, written so that a clamped precision keeps the site's slope.
-    return m - v_out * (potential - precision * m), v_out

@@ -654,7 +654,8 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         if M is None:
             M = n
         elif M == "auto":
-            M = min(n, (SMALL if few else COUPLED_INDUCING) if coupled else MEAN_INDUCING)
+            many = max(1000, min(MEAN_INDUCING, n // 5))
+            M = min(n, (SMALL if few else COUPLED_INDUCING) if coupled else many)
         batch = self.batch_size
         if batch == "auto":
             batch = (None if n <= 1000 else 512) if coupled else 0

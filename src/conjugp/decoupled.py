@@ -61,6 +61,14 @@ class KernelRows:
         return K @ self.b.L_inv[0].T if self.whitened else K
 
 
+def kernel_rows(kernel: Kernel, Z: Tensor, data: Data, settings: MeanSettings) -> KernelRows:
+    """The rows that a fit of the mean reads."""
+    # Whitening the rows once costs N·M², whitening w and its gradient C·M² each, every step.
+    whitened = settings.batch_size < 4 * data.n_classes * settings.n_epochs
+    b = basis([kernel], Z, settings.jitter)
+    return KernelRows(b, data.X, settings.cache_bytes, whitened)
+
+
 def start_mean(n_inducing: int, mean: Tensor) -> Mean:
     """The prior."""
     return Mean(mean.new_zeros(n_inducing, len(mean)), mean)
@@ -75,16 +83,19 @@ def fit_weights(
     generator: torch.Generator,
     on_epoch: Callable[[int, float], None] | None = None,
     model: Model | None = None,
+    rows: KernelRows | None = None,
 ) -> tuple[Basis, Mean]:
-    """The mean on inducing points Z; with a `model`, under its latent variances (Q7)."""
-    b = basis([kernel], Z, settings.jitter)
+    """The mean on inducing points Z; with a `model`, under its latent variances (Q7).
+
+    `rows` of an earlier fit, to more rows than `data` or to fewer, save computing them again.
+    """
+    if rows is None:
+        rows = kernel_rows(kernel, Z, data, settings)
+    b = rows.b
     variance = None if model is None else model.latent(data.X)[1]
-    # Whitening the rows once costs N·M², whitening w and its gradient C·M² each, every step.
-    whitened = settings.batch_size < 4 * data.n_classes * settings.n_epochs
-    rows = KernelRows(b, data.X, settings.cache_bytes, whitened)
     mean = fit_mean(
         start,
-        MeanData(rows, None if whitened else b.L_inv[0], data.y, data.weight, variance),
+        MeanData(rows, None if rows.whitened else b.L_inv[0], data.y, data.weight, variance),
         settings.likelihood,
         settings.bound,
         n_epochs=settings.n_epochs,

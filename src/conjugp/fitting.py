@@ -18,7 +18,7 @@ from torch import Tensor
 
 from conjugp import decoupled, inducing
 from conjugp.calibration import VARIANCE_SCALES, Calibration, fit_calibration
-from conjugp.decoupled import MeanSettings
+from conjugp.decoupled import KernelRows, MeanSettings
 from conjugp.inference.mean import Interrupted
 from conjugp.kernels import RBF, Kernel, Matern52
 from conjugp.likelihoods.base import Likelihood
@@ -36,6 +36,7 @@ KERNEL_STEPS = 200
 KERNEL_CLASSES = 10
 SEARCH_ROWS, SEARCH_INDUCING = 8000, 800
 FOLDS = 5
+CROSS_FIT_ROWS = 5000  # up to here folds, not one hold-out, give the temperature
 FACTORS = (0.12, 0.17, 0.25, 0.36, 0.5, 0.72, 1.0)
 
 
@@ -163,7 +164,10 @@ class Fitter:
         p, data = self.plan, self.data
         full = p.batch_size is None or p.batch_size >= len(data.y)
         calibrate = p.temperature is None
-        train, held = hold_out(data, p.options.hold_out) if calibrate and not full else (data, None)
+        train, held = data, None
+        if calibrate and not full:
+            data, n = hold_out(data, p.options.hold_out)
+            train, held = data.rows(0, n), data.rows(n, None)
         state = warm or self._start(train, self._filled(1.0), p.n_inducing, self.mean)
         rate = 2 * p.learning_rate if full else p.learning_rate
         trainer = self._train(state, train, self._settings(learning_rate=rate), "fit")
@@ -211,7 +215,9 @@ class Fitter:
             m, v = coupled(result.state, p.likelihood, p.bound, p.options.jitter).latent(
                 data.X[rows]
             )
-            ms.append(m), vs.append(v), chosen.append(rows.nonzero()[:, 0])
+            ms.append(m)
+            vs.append(v)
+            chosen.append(rows.nonzero()[:, 0])
         if not chosen:
             return Calibration(1.0, 1.0, math.inf)
         i = torch.cat(chosen)
@@ -222,29 +228,42 @@ class Fitter:
     # --- decoupled ----------------------------------------------------------------------------
 
     def _decoupled(self, warm: State | None) -> Fitted:
-        p, data = self.plan, self.data
-        train, held = hold_out(data, p.options.hold_out)
+        p = self.plan
+        self.data, n = hold_out(self.data, p.options.hold_out)
+        data, train, held = self.data, self.data.rows(0, n), self.data.rows(n, None)
         if warm is not None:
             kernel = warm.template.with_theta(warm.theta[0])
         elif p.learn_kernel:
             kernel = self._choose_kernel(train, held)
         else:
             kernel = self._filled(p.options.mean_variance)
-        few = len(data.y) <= 5000
+        settings = self._mean_settings(len(data.y))
         if p.temperature is not None:
             calibration = Calibration(p.temperature, 1.0, math.inf)
-            model, converged, epochs = self._fit_mean(kernel, data, "fit")
-        elif few:
+        elif len(data.y) <= CROSS_FIT_ROWS:
             calibration = self._cross_fit_mean(kernel)
-            model, converged, epochs = self._fit_mean(kernel, data, "fit")
         else:
-            model, converged, epochs = self._fit_mean(kernel, train, "fit")
+            calibration = None
+        part = train if calibration is None else data
+        Z = self._inducing(kernel, part)
+        rows = decoupled.kernel_rows(kernel, Z, data, settings)
+        start = decoupled.start_mean(len(Z), self.mean)
+        values: list[float] = []
+        model = self._fit_mean(part, start, settings, rows, values)
+        gain = (values[-1] - values[-2]) / part.total if len(values) > 1 else math.inf
+        if calibration is None:
             m, v = model.latent(held.X)
             calibration = fit_calibration(p.likelihood, m, v, held.y, held.weight, VARIANCE_SCALES)
-            model, converged, more = self._fit_mean(kernel, data, "all rows", model)
-            epochs += more
-        state = State(kernel, kernel.theta.to(data.X).unsqueeze(0), model.Z, model.mean, None)  # type: ignore[arg-type]
-        return Fitted(model, calibration, model.elbo(data), epochs, converged, state, self.history)
+            # The held-out rows are trained on after all: two more epochs of smaller steps.
+            start = decoupled.Mean(model.w.T.contiguous(), model.mean)
+            rate = 0.3 * settings.learning_rate
+            settings = replace(settings, n_epochs=2, learning_rate=rate)
+            model = self._fit_mean(data, start, settings, rows, values, "all rows")
+        theta = kernel.theta.to(data.X).unsqueeze(0)
+        q = prior(data.n_classes, 1, data.X)
+        state = State(kernel, theta, model.Z, model.mean, q)
+        elbo, converged = model.elbo(data), gain < 10 * p.tol
+        return Fitted(model, calibration, elbo, len(values), converged, state, self.history)
 
     def _choose_kernel(self, train: Data, held: Data) -> Kernel:
         """Learn feature scales by a small ELBO, then try scales and lengthscales on held-out."""
@@ -288,11 +307,13 @@ class Fitter:
 
     def _mean_settings(self, n: int, **changes: object) -> MeanSettings:
         p = self.plan
+        n_epochs = min(p.max_epochs, 10 if n < 100_000 else 6)
         settings = MeanSettings(
             p.likelihood,
             p.bound,
-            n_epochs=min(p.max_epochs, 10 if n < 100_000 else 6),
-            batch_size=p.batch_size or max(256, min(4096, 2 ** round(math.log2(n / 100)))),
+            n_epochs=n_epochs,
+            batch_size=p.batch_size
+            or max(256, min(8192, 2 ** round(math.log2(n_epochs * n / 500)))),
             learning_rate=p.options.mean_learning_rate,
             learn_mean=p.learn_mean,
             cache_bytes=cache_bytes(p.options.cache_mb),
@@ -315,58 +336,51 @@ class Fitter:
         )
 
     def _fit_mean(
-        self, kernel: Kernel, data: Data, stage: str, warm: Model | None = None
-    ) -> tuple[Model, bool, int]:
-        """Mean, then covariance; a warm start takes a few small steps on all rows."""
-        p = self.plan
-        settings = self._mean_settings(len(data.y))
-        if warm is None:
-            Z = self._inducing(kernel, data)
-            start = decoupled.start_mean(len(Z), self.mean)
-        else:
-            Z, start = warm.Z, decoupled.Mean(warm.w.T.contiguous(), warm.mean)
-            rate = 0.3 * settings.learning_rate
-            settings = replace(settings, n_epochs=2, learning_rate=rate)
-        values: list[float] = []
+        self,
+        data: Data,
+        start: decoupled.Mean,
+        settings: MeanSettings,
+        rows: KernelRows,
+        values: list[float],
+        stage: str = "fit",
+    ) -> Model:
+        """Mean, then covariance; under "elbo" the mean once more, given that covariance."""
 
         def on_epoch(epoch: int, value: float) -> None:
             values.append(value)
             self._progress(Progress(stage, epoch + 1, settings.n_epochs, value))
 
-        fit = self._fit_weights(kernel, Z, data, start, settings, on_epoch)
-        model = fit
-        if p.options.mean_training == "elbo":
-            start = decoupled.Mean(fit.w.T.contiguous(), fit.mean)
-            model = self._fit_weights(kernel, Z, data, start, settings, on_epoch, fit)
-        gain = (values[-1] - values[-2]) / data.total if len(values) > 1 else math.inf
-        return model, gain < 10 * p.tol, len(values)
+        model = self._fit_weights(data, start, settings, rows, on_epoch)
+        if self.plan.options.mean_training == "elbo":
+            start = decoupled.Mean(model.w.T.contiguous(), model.mean)
+            model = self._fit_weights(data, start, settings, rows, on_epoch, model)
+        return model
 
     def _fit_weights(
         self,
-        kernel: Kernel,
-        Z: Tensor,
         data: Data,
         start: decoupled.Mean,
         settings: MeanSettings,
+        rows: KernelRows,
         on_epoch: Callable[[int, float], None] | None = None,
         under: Model | None = None,
     ) -> Model:
-        p = self.plan
+        p, b = self.plan, rows.b
+        kernel = b.kernels[0]
 
-        def assemble(b: decoupled.Basis, mean: decoupled.Mean) -> Model:
+        def assemble(mean: decoupled.Mean) -> Model:
             n = 512 if p.options.n_covariance == "auto" else int(p.options.n_covariance)
             return decoupled.assemble(kernel, b, mean, data, p.family, n, p.likelihood, p.bound)
 
         try:
-            b, mean = decoupled.fit_weights(
-                kernel, Z, data, start, settings, self.generator, on_epoch, under
+            _, mean = decoupled.fit_weights(
+                kernel, b.Z, data, start, settings, self.generator, on_epoch, under, rows
             )
         except Interrupted as stop:
-            basis = decoupled.basis([kernel], Z, settings.jitter)
             stopped = stop.mean
-            self._partial = lambda: assemble(basis, stopped)
+            self._partial = lambda: assemble(stopped)
             raise
-        return assemble(b, mean)
+        return assemble(mean)
 
     def _cross_fit_mean(self, kernel: Kernel) -> Calibration:
         """A temperature from folds, each predicted by a mean fitted to the others."""
@@ -377,8 +391,11 @@ class Fitter:
             Z = self._inducing(kernel, train)
             start = decoupled.start_mean(len(Z), self.mean)
             settings = self._mean_settings(len(train.y))
-            m, v = self._fit_weights(kernel, Z, train, start, settings).latent(data.X[rows])
-            ms.append(m), vs.append(v), chosen.append(rows.nonzero()[:, 0])
+            source = decoupled.kernel_rows(kernel, Z, train, settings)
+            m, v = self._fit_weights(train, start, settings, source).latent(data.X[rows])
+            ms.append(m)
+            vs.append(v)
+            chosen.append(rows.nonzero()[:, 0])
         if not chosen:
             return Calibration(1.0, 1.0, math.inf)
         i = torch.cat(chosen)
@@ -404,16 +421,17 @@ def class_rank(y: Tensor, n_classes: int) -> Tensor:
     return rank
 
 
-def hold_out(data: Data, share: float, most: int = 5000) -> tuple[Data, Data]:
-    """Split off the last rows of every class; a class too small for a share loses none."""
+def hold_out(data: Data, share: float, most: int = 5000) -> tuple[Data, int]:
+    """The rows with the held-out ones last, and how many come before them.
+
+    Every class gives the same share of its rows; one too small for a share gives none.
+    """
     counts = torch.bincount(data.y, minlength=data.n_classes)
     share = min(share, most / len(data.y))
     held = class_rank(data.y, data.n_classes) >= counts[data.y] - (counts[data.y] * share).floor()
-    split = [
-        Data(data.X[part], data.y[part], data.weight[part], data.n_classes)
-        for part in (~held, held)
-    ]
-    return split[0], split[1]
+    order = torch.argsort(held.to(torch.int8), stable=True)
+    ordered = Data(data.X[order], data.y[order], data.weight[order], data.n_classes)
+    return ordered, len(data.y) - int(held.sum())
 
 
 def folds(data: Data) -> list[Tensor]:

@@ -38,9 +38,9 @@ class Data(NamedTuple):
         """The weight of all rows: what N is in the equations."""
         return float(self.weight.sum())
 
-    def rows(self, start: int | slice, stop: int | None = None) -> Data:
+    def rows(self, start: int, stop: int | None) -> Data:
         """Some of the rows."""
-        part = start if isinstance(start, slice) else slice(start, stop)
+        part = slice(start, stop)
         return Data(self.X[part], self.y[part], self.weight[part], self.n_classes)
 
 
