@@ -1,18 +1,26 @@
-"""The command line: ``conjugp demo`` compares GPClassifier with scikit-learn's own classifiers.
-
-Whatever takes long to import is imported where it is used, so that ``--help`` answers at once.
-"""
+"""The command line: ``conjugp demo`` compares GPClassifier with scikit-learn's own classifiers."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from sklearn.datasets import load_digits
+from sklearn.gaussian_process import GaussianProcessClassifier
+from sklearn.gaussian_process.kernels import RBF
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
-if TYPE_CHECKING:
-    import numpy as np
+from conjugp import __version__, metrics
+from conjugp.classifier import GPClassifier
 
 N_TRAIN = 500  # of 1,797 digits: GaussianProcessClassifier's time grows as the cube of it
 FORMATS = (".pdf", ".png", ".svg")
@@ -37,8 +45,6 @@ class Result(NamedTuple):
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from conjugp import __version__
-
         typer.echo(__version__)
         raise typer.Exit()
 
@@ -63,10 +69,6 @@ def demo(
 ) -> None:
     """Classify handwritten digits beside two of scikit-learn's classifiers. Under a minute."""
     replaces = _check_output(output)
-    typer.echo("Loading PyTorch and scikit-learn ...", err=True)
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
     X, y = load_digits(return_X_y=True)
     X_train, X_test, y_train, y_test = train_test_split(
         X, y, train_size=N_TRAIN, stratify=y, random_state=seed
@@ -81,9 +83,7 @@ def demo(
         began = time.perf_counter()
         classifier.fit(X_train, y_train)
         seconds = time.perf_counter() - began
-        results.append(
-            Result(name, seconds, classifier.classes_, classifier.predict_proba(X_test))
-        )
+        results.append(Result(name, seconds, classifier.classes_, classifier.predict_proba(X_test)))
     _print_table(results, y_test)
     _draw(results, y_test, output)
     typer.echo(
@@ -123,14 +123,6 @@ def _classifiers(seed: int) -> dict[str, Any]:
 
     conjugp comes first: it is what people are here for.
     """
-    from sklearn.gaussian_process import GaussianProcessClassifier
-    from sklearn.gaussian_process.kernels import RBF
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    from conjugp.classifier import GPClassifier
-
     # With 64 scaled pixels distances are about 8 and more: from a lengthscale of 1, the default,
     # all kernel values are zero and nothing is learned. Its ten problems go to separate processes.
     gp = GaussianProcessClassifier(1.0 * RBF(8.0), n_jobs=-1, random_state=seed)
@@ -144,12 +136,6 @@ def _classifiers(seed: int) -> dict[str, Any]:
 
 
 def _print_table(results: list[Result], y: np.ndarray) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    from conjugp import metrics
-
     table = Table(box=box.SIMPLE_HEAD, title="Lower is better", title_justify="left")
     table.add_column("")
     for column in ("error", "NLL", "Brier", "ECE", "fit"):
@@ -171,7 +157,7 @@ def _print_table(results: list[Result], y: np.ndarray) -> None:
 
 
 def _draw(results: list[Result], y: np.ndarray, output: Path) -> None:
-    # A figure without pyplot needs no display.
+    # Imported late, as it is slow; and a figure without pyplot needs no display.
     from matplotlib.figure import Figure
 
     from conjugp.plotting import ReliabilityDisplay

@@ -29,7 +29,7 @@ def choose(
         return kmeans(X, weight, n, generator)
     if strategy == "greedy":
         return greedy(X, n, kernel, generator)
-    return X[torch.multinomial(weight.double(), n, generator=generator)]
+    return X[_draw(weight, n, generator)]
 
 
 def by_class(
@@ -82,19 +82,26 @@ def kmeans(
 def _seed(X: Tensor, weight: Tensor, k: int, generator: torch.Generator) -> Tensor:
     """k-means++: each next seed is drawn with probability weight × squared distance."""
     if k > _SEED_LIMIT:
-        return X[torch.multinomial(weight.double(), k, generator=generator)].clone()
-    chosen = [int(torch.multinomial(weight.double(), 1, generator=generator))]
+        return X[_draw(weight, k, generator)].clone()
+    chosen = [int(_draw(weight, 1, generator))]
     norm = X.square().sum(1)
     distance = torch.full_like(norm, float("inf"))
     for _ in range(k - 1):
         z = X[chosen[-1]]
         distance = torch.minimum(distance, (norm - 2 * (X @ z) + z @ z).clamp_(min=0))
         distance[chosen] = 0
-        p = (distance * weight).double()
+        p = distance * weight
         if not float(p.sum()) > 0:
-            p = weight.double().index_fill(0, torch.tensor(chosen), 0.0)
-        chosen.append(int(torch.multinomial(p, 1, generator=generator)))
+            p = weight.clone()
+            p[chosen] = 0
+        chosen.append(int(_draw(p, 1, generator)))
     return X[chosen].clone()
+
+
+def _draw(weight: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """`n` rows without replacement. Drawn on the CPU: the same rows on every device."""
+    drawn = torch.multinomial(weight.double().cpu(), n, generator=generator)
+    return drawn.to(weight.device)
 
 
 def greedy(X: Tensor, n: int, kernel: Kernel, generator: torch.Generator) -> Tensor:
