@@ -23,7 +23,7 @@ LAYERS = [
     {"training", "model", "decoupled", "search"},
     {"fitting", "stream", "progress"},
     {"classifier"},
-    {"cli"},
+    {"cli", "__main__"},
 ]
 LAYER = {module: i for i, layer in enumerate(LAYERS) for module in layer}
 
