@@ -1,0 +1,89 @@
+"""The benchmark data sets: where they are found, and how they are split."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+VARIABLE = "CONJUGP_DATA"
+
+# How many random 80/20 splits a set has; 1 is a fixed split.
+SPLITS = {
+    "shuttle": 1,
+    "mnist": 1,
+    "fashion_mnist": 1,
+    "covtype": 1,
+    "letter": 1,
+    "satimage": 5,
+    "dry_bean": 5,
+    "glass": 5,
+}
+
+
+class Split(NamedTuple):
+    """Rows to train on and rows to test on, in the units of the source."""
+
+    X_train: NDArray
+    y_train: NDArray
+    X_test: NDArray
+    y_test: NDArray
+
+
+class MissingDataError(FileNotFoundError):
+    """A data set is not where it was looked for."""
+
+
+def load(name: str, seed: int = 0) -> Split:
+    """Split number `seed` of a data set.
+
+    Shuttle, MNIST and Fashion-MNIST come split. CovType is split 90/10 at random, Letter after
+    16,000 rows. The other sets are split 80/20 at random, all their rows together.
+    """
+    if name not in SPLITS:
+        raise ValueError(f"unknown data set {name!r}; there are {', '.join(SPLITS)}")
+    if not 0 <= seed < SPLITS[name]:
+        raise ValueError(f"{name} has splits 0 to {SPLITS[name] - 1}; got {seed}")
+    with np.load(path_of(name)) as file:
+        keys = ("X_train", "y_train", "X_test", "y_test")
+        if "X" in file:
+            X, y = file["X"], file["y"]
+        elif name in ("shuttle", "mnist", "fashion_mnist"):
+            X_train, y_train, X_test, y_test = (file[key] for key in keys)
+            return Split(_floats(X_train), y_train, _floats(X_test), y_test)
+        else:
+            parts = [file[key] for key in keys]
+            X, y = np.concatenate(parts[::2]), np.concatenate(parts[1::2])
+    n = len(y)
+    if name == "letter":
+        order, n_train = np.arange(n), 16_000
+    else:
+        order = np.random.default_rng(seed).permutation(n)
+        n_train = round((0.9 if name == "covtype" else 0.8) * n)
+    train, test = order[:n_train], order[n_train:]
+    return Split(_floats(X[train]), y[train], _floats(X[test]), y[test])
+
+
+def path_of(name: str) -> Path:
+    """The file of a data set; what is missing is said."""
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        raise MissingDataError(
+            f"set the environment variable {VARIABLE} to the directory that holds {name}.npz "
+            "(bench/README.md says what is in it)"
+        )
+    path = Path(folder) / f"{name}.npz"
+    if not path.is_file():
+        raise MissingDataError(
+            f"{path} is missing: {VARIABLE} names the directory that must hold {name}.npz "
+            "(bench/README.md says what is in it)"
+        )
+    return path
+
+
+def _floats(X: NDArray) -> NDArray:
+    # float32 holds every value of these sets exactly.
+    return np.ascontiguousarray(X, dtype=np.float32)

@@ -1,0 +1,119 @@
+"""The benchmark scripts import, say what data they miss, and left results as documented."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCH = Path(__file__).parents[1] / "bench"
+ENTRIES = {
+    "quality": {"n_train", "n_test", "n_features", "n_classes", "n_splits", "models", "splits"}
+    | {"targets", "passed"},
+    "peers": {"budget", "gpytorch_inputs", "inputs_tried", "same_size"},
+    "small": {"seconds", "median", "ratio", "passed"},
+}
+CONTEST = {"target_nll", "ratio", "passed", "gpytorch", "gpytorch_settings", "gpytorch_seconds"}
+CONTEST |= {"conjugp", "conjugp_settings", "conjugp_seconds", "conjugp_nll"}
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Imports a module of bench/ as its scripts do, and forgets it afterwards."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    names = [path.stem for path in BENCH.glob("*.py")]
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", ["data", "record", "quality", "peers", "small"])
+def test_scripts_import(script, name):
+    assert script(name).__doc__
+
+
+def test_missing_variable_is_named(script, monkeypatch):
+    data = script("data")
+    monkeypatch.delenv("CONJUGP_DATA", raising=False)
+    with pytest.raises(data.MissingDataError, match=r"CONJUGP_DATA.*letter\.npz"):
+        data.load("letter")
+
+
+def test_missing_file_is_named(script, monkeypatch, tmp_path):
+    data = script("data")
+    monkeypatch.setenv("CONJUGP_DATA", str(tmp_path))
+    with pytest.raises(data.MissingDataError, match=r"letter\.npz is missing: CONJUGP_DATA"):
+        data.load("letter")
+
+
+def test_unknown_sets_and_splits_are_refused(script):
+    data = script("data")
+    with pytest.raises(ValueError, match="unknown data set 'iris'; there are shuttle"):
+        data.load("iris")
+    with pytest.raises(ValueError, match="shuttle has splits 0 to 0; got 1"):
+        data.load("shuttle", 1)
+
+
+def test_splits_hold_every_row_once(script, monkeypatch, tmp_path):
+    data = script("data")
+    monkeypatch.setenv("CONJUGP_DATA", str(tmp_path))
+    X = np.arange(50, dtype=np.int16).reshape(-1, 1)
+    np.savez(tmp_path / "glass.npz", X=X, y=np.zeros(50, np.uint8))
+    parts = {"X_train": X[:30], "X_test": X[30:], "y_train": X[:30, 0], "y_test": X[30:, 0]}
+    np.savez(tmp_path / "satimage.npz", **parts)
+    np.savez(tmp_path / "mnist.npz", **parts)
+    first, second = data.load("glass", 0), data.load("glass", 1)
+    assert len(first.X_train) == 40 and not np.array_equal(first.X_test, second.X_test)
+    both = data.load("satimage", 4)
+    assert np.array_equal(both.X_train[:, 0], both.y_train)
+    for split in (first, second, both):
+        rows = np.concatenate([split.X_train, split.X_test])
+        assert np.array_equal(np.sort(rows, axis=0), X)
+    assert np.array_equal(data.load("mnist").X_test, X[30:])
+
+
+def test_results_are_kept_set_by_set(script, tmp_path):
+    record = script("record")
+    path = tmp_path / "new" / "results.json"
+    record.keep(path, "b", {"nll": 0.12345678, "ratio": math.inf})
+    record.keep(path, "a", {"curve": [{"nll": 1.0}]})
+    record.keep(path, "b", {"nll": 0.5, "n": 3})
+    kept = {"sets": {"a": {"curve": [{"nll": 1.0}]}, "b": {"nll": 0.5, "n": 3}}}
+    assert json.loads(path.read_text()) == kept
+
+
+def test_contest_takes_the_fastest_fit_that_is_as_good(script):
+    peers = script("peers")
+    curve = [{"seconds": s, "nll": x} for s, x in ((10.0, 0.9), (20.0, 0.5004), (30.0, 0.5))]
+    peer = {"settings": {}, "curve": curve}
+    fits = [
+        {"settings": {"max_epochs": n}, "seconds": s, "nll": x}
+        for n, s, x in ((1, 1.0, 0.51), (3, 4.0, 0.4), (2, 2.0, 0.5))
+    ]
+    found = peers.verdict(peers.best_nll(peer), peer, fits)
+    assert found["target_nll"] == 0.5 and found["gpytorch_seconds"] == 20.0
+    assert found["conjugp_settings"] == {"max_epochs": 2}
+    assert found["ratio"] == 10.0 and found["passed"]
+    missed = peers.verdict(0.3, peer, fits)
+    assert missed["ratio"] is None and not missed["passed"]
+
+
+def test_results_are_as_documented():
+    for path in (BENCH / "results").glob("*.json"):
+        for entry in json.loads(path.read_text())["sets"].values():
+            assert {"date", "machine", "versions"} | ENTRIES[path.stem] <= entry.keys()
+            assert {"cpu", "cores", "threads"} == entry["machine"].keys()
+            assert {"python", "conjugp", "torch", "numpy"} <= entry["versions"].keys()
+            for contest in entry.keys() & {"same_size", "own_best"}:
+                assert CONTEST <= entry[contest].keys()
+            if path.stem == "quality":
+                assert entry["passed"].keys() == entry["targets"].keys()
+                own = entry["models"]["GPClassifier"]
+                assert {"error", "nll", "ece", "temperature", "fit_seconds"} <= own.keys()
