@@ -110,7 +110,8 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
     prior_mean_ : ndarray of shape (n_classes,)
         Prior mean of each class.
     elbo_ : float
-        Evidence lower bound of the fitted model on the training data, all constants included.
+        Evidence lower bound of the fitted model on the training data, all constants included;
+        estimated from 10,000 rows where there are more.
     history_ : list of dict
         Stage, epoch, objective and seconds of every report during the fit.
     n_iter_ : int
@@ -272,6 +273,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         finally:
             bar.close()
         self._keep(fitted, scaling, classes)
+        self.__dict__.pop("_stream", None)
         if not fitted.converged:
             warnings.warn(
                 f"the fit stopped after max_epochs={self.max_epochs} passes before its objective "
@@ -292,7 +294,8 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
 
         N is the weight seen so far. Input scales come from the first call, inducing points too,
         and more are added from later batches while there are fewer than ``n_inducing``. The
-        temperature stays 1 until ``calibrate``.
+        temperature stays 1 until ``calibrate``. After ``fit`` it goes on from that posterior where
+        mean and covariance share their inducing points.
 
         Parameters
         ----------
@@ -311,33 +314,42 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
             The classifier, updated.
         """
         likelihood, bound, options = self._check_parameters()
-        first = not hasattr(self, "_stream")
-        if first and classes is None:
+        fitted = hasattr(self, "_fitted")
+        if not fitted and classes is None:
             raise ValueError("classes must be given in the first call of partial_fit")
         known = np.unique(column_or_1d(classes)) if classes is not None else self.classes_
-        if not first and not np.array_equal(known, self.classes_):
+        if fitted and not np.array_equal(known, self.classes_):
             raise ValueError(f"classes changed from {self.classes_} to {known}")
         if len(known) < 2:
             raise ValueError("classes must hold at least 2 classes, got one class")
-        rows, _ = self._check_training_data(X, y, sample_weight, known, reset=first)
-        if first:
-            double = self.dtype == "float64" or len(rows.X) <= _SMALL_ROWS
+        rows, _ = self._check_training_data(X, y, sample_weight, known, reset=not fitted)
+        if fitted:
+            scaling = self._scaling
+        else:
             center = self.kernel is None or self.kernel.stationary
             scaling = fit_scaling(rows.X, rows.weight, center)
+        stream = getattr(self, "_stream", None)
+        if stream is None:
             limit = COUPLED_INDUCING if self.n_inducing in ("auto", None) else self.n_inducing
             kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
             stream = Stream(kernel, int(limit), likelihood, bound, self._seed())  # type: ignore[arg-type]
-            dtype, device = torch.float64 if double else torch.float32, self._device(len(rows.X))
-        else:
-            stream, scaling = self._stream, self._scaling
-            dtype, device = stream.dtype, stream.device
+            if fitted and not stream.resume(self._fitted):
+                warnings.warn(
+                    "the fitted posterior is decoupled, and a stream needs one set of inducing "
+                    "points: partial_fit keeps its kernel and starts again from the prior",
+                    UserWarning,
+                    stacklevel=2,
+                )
+        double = self.dtype == "float64" or len(rows.X) <= _SMALL_ROWS
+        dtype = stream.dtype or (torch.float64 if double else torch.float32)
+        device = stream.device or self._device(len(rows.X))
         data = Data(
             scaling.apply(rows.X, dtype, device),
             torch.as_tensor(rows.y, device=device),
             torch.as_tensor(rows.weight, dtype=dtype, device=device),
             len(known),
         )
-        fitted = stream.learn(
+        updated = stream.learn(
             data,
             self._start_mean(data),
             learn_kernel=self.learn_hyperparameters,
@@ -346,9 +358,9 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
             batch_size=512 if self.batch_size == "auto" else self.batch_size,  # type: ignore[arg-type]
             options=options,
         )
-        kept = getattr(self, "temperature_", 1.0) if not first else 1.0
-        self._keep(fitted, scaling, known)
-        self.temperature_ = kept
+        kept = (self.temperature_, self.variance_scale_) if hasattr(self, "_stream") else (1.0, 1.0)
+        self._keep(updated, scaling, known)
+        self.temperature_, self.variance_scale_ = kept
         self._stream = stream
         return self
 

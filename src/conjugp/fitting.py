@@ -35,6 +35,7 @@ KERNEL_INDUCING = 128  # inducing points, steps, classes of the fit that learns 
 KERNEL_STEPS = 200
 KERNEL_CLASSES = 10
 SEARCH_ROWS, SEARCH_INDUCING = 8000, 800
+ELBO_ROWS = 10_000  # rows that stand for all in the reported ELBO
 FOLDS = 5
 CROSS_FIT_ROWS = 5000  # up to here folds, not one hold-out, give the temperature
 FACTORS = (0.12, 0.17, 0.25, 0.36, 0.5, 0.72, 1.0)
@@ -71,8 +72,9 @@ class Fitted:
     elbo: float
     epochs: float
     converged: bool
-    state: State | None  # of a coupled fit, for going on
+    state: State | None  # for going on
     history: list[dict[str, float | str]] = field(default_factory=list)
+    total: float = 0.0  # weight of the rows
 
 
 class Fitter:
@@ -107,7 +109,7 @@ class Fitter:
             return None
         model = self._partial()
         plain = Calibration(self.plan.temperature or 1.0, 1.0, math.inf)
-        return Fitted(model, plain, model.elbo(self.data), 0, False, None, self.history)
+        return Fitted(model, plain, estimated_elbo(model, self.data), 0, False, None, self.history)
 
     def _progress(self, p: Progress) -> None:
         seconds = time.perf_counter() - self.began
@@ -172,7 +174,8 @@ class Fitter:
         rate = 2 * p.learning_rate if full else p.learning_rate
         trainer = self._train(state, train, self._settings(learning_rate=rate), "fit")
         result = trainer.fit()
-        model = coupled(result.state, p.likelihood, p.bound, p.options.jitter)
+        last_state = result.state
+        model = coupled(last_state, p.likelihood, p.bound, p.options.jitter)
         calibration = Calibration(p.temperature or 1.0, 1.0, math.inf)
         if held is not None:
             m, v = model.latent(held.X)
@@ -186,19 +189,20 @@ class Fitter:
                 min_step=0.02,
                 step_exponent=1.0,
             )
-            last = self._train(result.state, data, rest, "all rows")
-            model = coupled(last.fit().state, p.likelihood, p.bound, p.options.jitter)
+            last_state = self._train(last_state, data, rest, "all rows").fit().state
+            model = coupled(last_state, p.likelihood, p.bound, p.options.jitter)
         elif calibrate:
             calibration = self._cross_fit(result.state)
-        elbo = model.elbo(data) if not full else result.elbo
+        elbo = estimated_elbo(model, data) if not full else result.elbo
         return Fitted(
             model,
             calibration,
             elbo,
             result.epochs,
             result.converged,
-            trainer.state,
+            last_state,
             self.history,
+            data.total,
         )
 
     def _cross_fit(self, state: State) -> Calibration:
@@ -262,7 +266,7 @@ class Fitter:
         theta = kernel.theta.to(data.X).unsqueeze(0)
         q = prior(data.n_classes, 1, data.X)
         state = State(kernel, theta, model.Z, model.mean, q)
-        elbo, converged = model.elbo(data), gain < 10 * p.tol
+        elbo, converged = estimated_elbo(model, data), gain < 10 * p.tol
         return Fitted(model, calibration, elbo, len(values), converged, state, self.history)
 
     def _choose_kernel(self, train: Data, held: Data) -> Kernel:
@@ -277,7 +281,7 @@ class Fitter:
         )
         result = Trainer(state, few, settings, self.generator, self._progress, "kernel").fit()
         learned = result.state.template.with_theta(result.state.theta[0]).frozen()
-        if not p.options.search:
+        if not p.options.search or not len(held.y):
             return learned
         variance, D = p.options.mean_variance, train.X.shape[1]
         starts = [("learned", learned)]
@@ -401,6 +405,13 @@ class Fitter:
         i = torch.cat(chosen)
         m, v = torch.cat(ms), torch.cat(vs)
         return fit_calibration(p.likelihood, m, v, data.y[i], data.weight[i], VARIANCE_SCALES)
+
+
+def estimated_elbo(model: Model, data: Data) -> float:
+    """The ELBO, its sum over points taken from a sample where there are many."""
+    part = data.rows(0, ELBO_ROWS)
+    kl = model.kl()
+    return (model.elbo(part) + kl) * (data.total / part.total) - kl
 
 
 def median_distance(X: Tensor) -> float:

@@ -135,7 +135,8 @@ def number(
 ) -> None:
     """Raise unless `value` is a number in [low, high], or (low, high] where `exclusive`."""
     if isinstance(value, Real) and not isinstance(value, bool):
-        if (value > low if exclusive else value >= low) and value <= high:
+        x = float(value)
+        if (x > low if exclusive else x >= low) and x <= high:
             return
     bounds = f"{'above' if exclusive else 'at least'} {low:g}"
     bounds += "" if high == float("inf") else f" and at most {high:g}"

@@ -35,17 +35,27 @@ class Stream:
         self.state: State | None = None
         self.history: list[dict[str, float | str]] = []
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Working precision, settled by the first batch."""
-        assert self.state is not None
-        return self.state.Z.dtype
+    def resume(self, fitted: Fitted) -> bool:
+        """Go on from a fit; False if its posterior is decoupled, and only its kernel is kept."""
+        state = fitted.state
+        if state is None:
+            return False
+        self.kernel = state.kernels[0]
+        if len(state.theta) > 1 or state.q.h.shape[1] != len(state.Z):
+            return False
+        self.state, self.seen = state, fitted.total
+        self.limit = max(self.limit, len(state.Z))
+        return True
 
     @property
-    def device(self) -> torch.device:
+    def dtype(self) -> torch.dtype | None:
+        """Working precision, settled by the first batch."""
+        return None if self.state is None else self.state.Z.dtype
+
+    @property
+    def device(self) -> torch.device | None:
         """Where the state is."""
-        assert self.state is not None
-        return self.state.Z.device
+        return None if self.state is None else self.state.Z.device
 
     def learn(
         self,
@@ -82,7 +92,8 @@ class Stream:
         self.state, self.epochs = trainer.state, self.epochs + 1
         model = coupled(self.state, self.likelihood, self.bound, options.jitter)
         plain = Calibration(1.0, 1.0, math.inf)
-        return Fitted(model, plain, elbo, self.epochs, True, None, list(self.history))
+        history = list(self.history)
+        return Fitted(model, plain, elbo, self.epochs, True, self.state, history, self.seen)
 
     def _report(self, p: Progress) -> None:
         self.history.append({"stage": p.stage, "epoch": p.epoch, "elbo": p.elbo})

@@ -1,0 +1,18 @@
+"""scikit-learn's own contract, every check of it."""
+
+from __future__ import annotations
+
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from conjugp import FitOptions, GPClassifier
+
+
+@parametrize_with_checks(
+    [
+        GPClassifier(),
+        GPClassifier(covariance="shared", max_epochs=5),
+        GPClassifier.paper(n_inducing=20, options=FitOptions(prediction="qmc", n_samples=64)),
+    ]
+)
+def test_estimator(estimator, check):
+    check(estimator)
