@@ -7,12 +7,12 @@ import os
 # scikit-learn skips its array-API check unless this is set before SciPy is imported.
 os.environ.setdefault("SCIPY_ARRAY_API", "1")
 
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
-import torch  # noqa: E402
-from hypothesis import settings  # noqa: E402
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
 
-from conjugp import kernels as k  # noqa: E402
+from conjugp import kernels as k
 
 # Timings vary between machines, and the same examples every time keep a failure reproducible.
 settings.register_profile("conjugp", deadline=None, derandomize=True, print_blob=True)

@@ -21,7 +21,8 @@ LAYERS = [
     {"features", "posterior", "covariance", "inducing"},
     {"inference", "prediction", "calibration"},
     {"training", "model", "decoupled", "search"},
-    {"fitting", "stream", "progress"},
+    {"plan", "checks", "progress"},
+    {"fitting", "stream"},
     {"classifier"},
     {"cli", "__main__"},
 ]
@@ -29,7 +30,7 @@ LAYER = {module: i for i, layer in enumerate(LAYERS) for module in layer}
 
 # Who may import what from outside; other outside packages are free to all.
 ONLY_IN = {
-    "sklearn": {"classifier", "inducing", "options", "cli"},
+    "sklearn": {"classifier", "checks", "options", "cli"},
     "matplotlib": {"plotting", "cli"},
     "typer": {"cli"},
     "rich": {"cli"},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,31 +13,31 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_random_state, compute_class_weight
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import (
-    _check_sample_weight,
-    check_is_fitted,
-    column_or_1d,
-    validate_data,
-)
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
 from conjugp.calibration import VARIANCE_SCALES, Calibration, fit_calibration
-from conjugp.covariance import FAMILIES
-from conjugp.fitting import COUPLED_INDUCING, MEAN_INDUCING, SMALL, Fitted, Fitter, Plan
-from conjugp.inducing import STRATEGIES
+from conjugp.checks import (
+    SMALL_ROWS,
+    check_device,
+    check_parameters,
+    check_rows,
+    check_training_data,
+    check_weight,
+)
+from conjugp.fitting import Fitted, Fitter
 from conjugp.kernels import Kernel
-from conjugp.likelihoods import Likelihood, get_likelihood
-from conjugp.options import FitOptions, number, one_of, whole
+from conjugp.likelihoods import Likelihood
+from conjugp.model import Model
+from conjugp.options import FitOptions, whole
+from conjugp.plan import COUPLED_INDUCING, make_plan, start_mean
 from conjugp.prediction import apply_temperature, predict_proba
 from conjugp.progress import ProgressBar
-from conjugp.rows import Rows, canonical
+from conjugp.rows import Rows
 from conjugp.scaling import Scaling, fit_scaling
 from conjugp.stream import Stream
 from conjugp.training import Data
-
-_SMALL_ROWS = 1000  # up to here float64 costs nothing that matters
 
 
 class GPClassifier(ClassifierMixin, BaseEstimator):
@@ -235,27 +237,23 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         self : GPClassifier
             The fitted classifier.
         """
-        likelihood, bound, options = self._check_parameters()
-        rows, classes = self._check_training_data(X, y, sample_weight)
-        device = self._device(len(rows.X))
-        double = self.dtype == "float64" or len(rows.X) <= _SMALL_ROWS
+        likelihood, bound, options = check_parameters(self)
+        with _unchanged_on_error(self):
+            rows, classes = check_training_data(self, X, y, sample_weight)
+        device = check_device(self.device, len(rows.X))
+        double = self.dtype == "float64" or len(rows.X) <= SMALL_ROWS
         dtype = torch.float64 if double else torch.float32
 
         warm = getattr(self, "_fitted", None) if self.warm_start else None
         if warm is not None:
             same = np.array_equal(classes, self.classes_) and warm.state is not None
-            warm = warm if same and self.n_features_in_ == self._scaling.shift.size else None
+            warm = warm if same and rows.X.shape[1] == self._scaling.shift.size else None
         center = self.kernel is None or self.kernel.stationary
         scaling = self._scaling if warm else fit_scaling(rows.X, rows.weight, center)
-        data = Data(
-            scaling.apply(rows.X, dtype, device),
-            torch.as_tensor(rows.y, device=device),
-            torch.as_tensor(rows.weight, dtype=dtype, device=device),
-            len(classes),
-        )
+        data = _working(rows, scaling, len(classes), dtype, device)
         kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
-        plan = self._plan(data, scaling, likelihood, bound, options)
-        mean = self._start_mean(data)
+        plan = make_plan(self, data, scaling, likelihood, bound, options, self._seed())
+        mean = start_mean(self.prior_mean, data)
         raw_scale = torch.as_tensor(scaling.scale.mean() / scaling.scale)
         bar = ProgressBar(options.callback, self.verbose)
         fitter = Fitter(plan, kernel, data, mean, raw_scale, bar)
@@ -313,7 +311,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         self : GPClassifier
             The classifier, updated.
         """
-        likelihood, bound, options = self._check_parameters()
+        likelihood, bound, options = check_parameters(self)
         fitted = hasattr(self, "_fitted")
         if not fitted and classes is None:
             raise ValueError("classes must be given in the first call of partial_fit")
@@ -322,7 +320,8 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"classes changed from {self.classes_} to {known}")
         if len(known) < 2:
             raise ValueError("classes must hold at least 2 classes, got one class")
-        rows, _ = self._check_training_data(X, y, sample_weight, known, reset=not fitted)
+        with _unchanged_on_error(self):
+            rows, _ = check_training_data(self, X, y, sample_weight, known, reset=not fitted)
         if fitted:
             scaling = self._scaling
         else:
@@ -340,18 +339,13 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
                     UserWarning,
                     stacklevel=2,
                 )
-        double = self.dtype == "float64" or len(rows.X) <= _SMALL_ROWS
+        double = self.dtype == "float64" or len(rows.X) <= SMALL_ROWS
         dtype = stream.dtype or (torch.float64 if double else torch.float32)
-        device = stream.device or self._device(len(rows.X))
-        data = Data(
-            scaling.apply(rows.X, dtype, device),
-            torch.as_tensor(rows.y, device=device),
-            torch.as_tensor(rows.weight, dtype=dtype, device=device),
-            len(known),
-        )
+        device = stream.device or check_device(self.device, len(rows.X))
+        data = _working(rows, scaling, len(known), dtype, device)
         updated = stream.learn(
             data,
-            self._start_mean(data),
+            start_mean(self.prior_mean, data),
             learn_kernel=self.learn_hyperparameters,
             learn_mean=isinstance(self.prior_mean, str),
             learning_rate=self.learning_rate,
@@ -511,7 +505,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         """
         whole("n_samples", n_samples, 1)
         model = self._fitted_model()
-        generator = torch.Generator().manual_seed(_seed_of(random_state))
+        generator = torch.Generator().manual_seed(seed_of(random_state))
         return model.sample(self._inputs(X), n_samples, generator).cpu().double().numpy()
 
     def elbo(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
@@ -533,184 +527,8 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         """
         return self._fitted_model().elbo(self._labelled(X, y, sample_weight))
 
-    # --- checks -------------------------------------------------------------------------------
-
-    def _check_parameters(self) -> tuple[Likelihood, str, FitOptions]:
-        """Every argument of the constructor, before any work."""
-        if self.kernel is not None and not isinstance(self.kernel, Kernel):
-            raise ValueError(
-                f"kernel must be a conjugp.kernels.Kernel or None; got {self.kernel!r}"
-            )
-        likelihood = get_likelihood(self.likelihood)
-        bound = likelihood.check_bound(self.bound)
-        if self.n_inducing is not None and self.n_inducing != "auto":
-            whole("n_inducing", self.n_inducing, 1)
-        if isinstance(self.inducing, str):
-            one_of("inducing", self.inducing, STRATEGIES)
-        if self.learn_inducing != "auto":
-            one_of("learn_inducing", self.learn_inducing, (True, False))
-        if self.batch_size is not None and self.batch_size != "auto":
-            whole("batch_size", self.batch_size, 1)
-        for name in ("learn_hyperparameters", "shared_kernel", "warm_start"):
-            one_of(name, getattr(self, name), (True, False))
-        one_of("covariance", self.covariance, ("auto", *FAMILIES))
-        if not self.shared_kernel and self.covariance in ("shared", "diagonal"):
-            raise ValueError(
-                f"covariance={self.covariance!r} needs one kernel for all classes; "
-                "with shared_kernel=False use 'full' or 'auto'"
-            )
-        if isinstance(self.prior_mean, str) and self.prior_mean != "auto":
-            raise ValueError(f"prior_mean must be 'auto' or numbers; got {self.prior_mean!r}")
-        if self.temperature is not None and self.temperature != "auto":
-            number("temperature", self.temperature, 0, exclusive=True)
-        whole("max_epochs", self.max_epochs, 1)
-        number("tol", self.tol, 0)
-        number("learning_rate", self.learning_rate, 0, exclusive=True)
-        one_of("dtype", self.dtype, ("float32", "float64"))
-        whole("verbose", self.verbose, 0)
-        options = FitOptions() if self.options is None else self.options
-        if not isinstance(options, FitOptions):
-            raise ValueError(f"options must be a FitOptions or None; got {options!r}")
-        options.validate()
-        self._device(0)
-        return likelihood, bound, options
-
-    def _device(self, n_rows: int) -> torch.device:
-        if self.device == "auto":
-            gpu = torch.cuda.is_available() and n_rows > _SMALL_ROWS
-            return torch.device("cuda" if gpu else "cpu")
-        try:
-            device = torch.device(self.device)
-        except (RuntimeError, TypeError) as error:
-            raise ValueError(
-                f"device must be 'auto' or a torch device; got {self.device!r}"
-            ) from error
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError(f"device={self.device!r}, but torch finds no CUDA device")
-        return device
-
-    def _check_training_data(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None,
-        classes: NDArray[Any] | None = None,
-        reset: bool = True,
-    ) -> tuple[Rows, NDArray[Any]]:
-        """Checked, weighted, merged rows, and the classes."""
-        X_, y_ = _numeric(self, X, y, reset)
-        check_classification_targets(y_)
-        y_ = column_or_1d(y_, warn=True)
-        weight = _check_sample_weight(sample_weight, X_, dtype=np.float64, ensure_non_negative=True)
-        positive = weight > 0
-        if not positive.any():
-            raise ValueError("sample_weight is zero for every row: there is nothing to fit")
-        found = np.unique(y_[positive])
-        if classes is None:
-            classes = found
-            if len(classes) < 2:
-                raise ValueError(
-                    "y must hold at least 2 classes with positive weight, got one class: "
-                    f"{classes.tolist()}"
-                )
-        unseen = np.setdiff1d(found, classes)
-        if len(unseen):
-            raise ValueError(f"y holds labels that are not in classes: {unseen.tolist()}")
-        X_, y_, weight = X_[positive], y_[positive], weight[positive]
-        labels = np.searchsorted(classes, y_)
-        weight = weight * self._class_weights(classes, y_, labels, weight)
-        rows = canonical(X_, labels, weight)
-        if not len(rows.X):
-            raise ValueError("class_weight and sample_weight leave no row with any weight")
-        return rows, classes
-
-    def _class_weights(
-        self, classes: NDArray[Any], y: NDArray[Any], labels: NDArray[Any], weight: NDArray[Any]
-    ) -> NDArray[np.float64]:
-        """The factor of every row."""
-        if self.class_weight is None:
-            return np.ones(len(y))
-        if self.class_weight == "balanced":
-            mass = np.bincount(labels, weights=weight, minlength=len(classes))
-            factor = mass.sum() / (len(classes) * np.maximum(mass, np.finfo(float).tiny))
-        else:
-            factor = compute_class_weight(self.class_weight, classes=classes, y=y)
-        if not np.all(np.isfinite(factor)) or np.any(factor < 0):
-            raise ValueError("class_weight must be non-negative and finite")
-        return np.asarray(factor, dtype=np.float64)[labels]
-
-    def _plan(
-        self,
-        data: Data,
-        scaling: Scaling,
-        likelihood: Likelihood,
-        bound: str,
-        options: FitOptions,
-    ) -> Plan:
-        """Settle every "auto" from N, C and D."""
-        n = len(data.y)
-        given: str | Tensor = self.inducing if isinstance(self.inducing, str) else ""
-        if not isinstance(self.inducing, str):
-            Z = np.asarray(self.inducing, dtype=np.float64)
-            if Z.ndim != 2 or Z.shape[1] != data.X.shape[1] or not len(Z):
-                raise ValueError(f"inducing must have shape (m, {data.X.shape[1]}); got {Z.shape}")
-            if not np.isfinite(Z).all():
-                raise ValueError("inducing contains NaN or infinity")
-            given = scaling.apply(Z, data.X.dtype, data.X.device)
-        M = self.n_inducing
-        if isinstance(given, Tensor):
-            M = len(given)
-        auto = self.covariance == "auto"
-        few = n <= SMALL if M == "auto" else M is None or int(M) <= SMALL
-        coupled = self.covariance == "full" or not self.shared_kernel or (auto and few)
-        if M is None:
-            M = n
-        elif M == "auto":
-            many = max(1000, min(MEAN_INDUCING, n // 5))
-            M = min(n, (SMALL if few else COUPLED_INDUCING) if coupled else many)
-        batch = self.batch_size
-        if batch == "auto":
-            batch = (None if n <= 1000 else 512) if coupled else 0
-        elif batch is None and not coupled:
-            batch = n
-        learn_inducing = self.learn_inducing
-        if learn_inducing == "auto":
-            learn_inducing = coupled and int(M) < n and not isinstance(given, Tensor)
-        temperature = self.temperature
-        return Plan(
-            likelihood,
-            bound,
-            "coupled" if coupled else ("shared" if auto else self.covariance),
-            min(int(M), n) if not isinstance(given, Tensor) else int(M),
-            given,
-            bool(learn_inducing),
-            self.learn_hyperparameters,
-            isinstance(self.prior_mean, str),
-            self.shared_kernel,
-            batch,  # type: ignore[arg-type]
-            self.max_epochs,
-            self.tol,
-            self.learning_rate,
-            1.0 if temperature is None else None if temperature == "auto" else float(temperature),
-            options,
-            self._seed(),
-        )
-
-    def _start_mean(self, data: Data) -> Tensor:
-        C = data.n_classes
-        if isinstance(self.prior_mean, str):
-            # Where all classes are alike, the sum of σ(f) is then about one.
-            return data.X.new_full((C,), -math.log(max(C - 1, 1)))
-        try:
-            mean = np.broadcast_to(np.asarray(self.prior_mean, dtype=np.float64), (C,))
-        except ValueError as error:
-            raise ValueError(f"prior_mean must be a number or {C} numbers") from error
-        if not np.isfinite(mean).all():
-            raise ValueError("prior_mean contains NaN or infinity")
-        return torch.tensor(mean).to(data.X)
-
     def _seed(self) -> int:
-        return _seed_of(self.random_state)
+        return seed_of(self.random_state)
 
     # --- fitted state -------------------------------------------------------------------------
 
@@ -732,53 +550,54 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         self._fitted, self._scaling = fitted, scaling
         self._prediction_seed = self._seed() if isinstance(self.random_state, int) else 0
 
-    def _fitted_model(self):
+    def _fitted_model(self) -> Model:
         check_is_fitted(self)
         return self._fitted.model
 
     def _inputs(self, X: ArrayLike) -> Tensor:
         """Checked rows in working units."""
         model = self._fitted_model()
-        X_, _ = _numeric(self, X, None, False)
+        X_, _ = check_rows(self, X, None, False)
         return self._scaling.apply(X_, model.Z.dtype, model.Z.device)
 
     def _labelled(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> Data:
         """Checked rows with labels out of ``classes_``."""
         model = self._fitted_model()
-        X_, y_ = _numeric(self, X, y, False)
+        X_, y_ = check_rows(self, X, y, False)
         y_ = column_or_1d(y_, warn=True)
         unseen = np.setdiff1d(y_, self.classes_)
         if len(unseen):
             raise ValueError(f"y holds labels that were not in the fit: {unseen.tolist()}")
-        weight = _check_sample_weight(sample_weight, X_, dtype=np.float64, ensure_non_negative=True)
-        return Data(
-            self._scaling.apply(X_, model.Z.dtype, model.Z.device),
-            torch.as_tensor(np.searchsorted(self.classes_, y_), device=model.Z.device),
-            torch.as_tensor(weight).to(model.Z),
-            len(self.classes_),
-        )
+        weight = check_weight(sample_weight, X_)
+        rows = Rows(X_, np.searchsorted(self.classes_, y_), weight)
+        Z = model.Z
+        return _working(rows, self._scaling, len(self.classes_), Z.dtype, Z.device)
 
 
-def _seed_of(random_state: int | np.random.RandomState | None) -> int:
+def seed_of(random_state: int | np.random.RandomState | None) -> int:
+    """A seed for torch from scikit-learn's kind of random state."""
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
 
 
-def _numeric(
-    estimator: GPClassifier, X: Any, y: Any, reset: bool
-) -> tuple[NDArray[np.floating], Any]:
-    """Checked X as float32 or float64, and y."""
-    if isinstance(X, np.ndarray) and X.dtype.kind in "iub" and X.dtype.itemsize <= 2:
-        X = X.astype(np.float32)  # exact, and half the memory of scikit-learn's float64
+def _working(
+    rows: Rows, scaling: Scaling, n_classes: int, dtype: torch.dtype, device: torch.device
+) -> Data:
+    """Rows in working units."""
+    return Data(
+        scaling.apply(rows.X, dtype, device),
+        torch.as_tensor(rows.y, device=device),
+        torch.as_tensor(rows.weight, dtype=dtype, device=device),
+        n_classes,
+    )
+
+
+@contextmanager
+def _unchanged_on_error(clf: GPClassifier) -> Iterator[None]:
+    """Leave a fitted estimator as it was when new rows turn out to be bad."""
+    before = dict(clf.__dict__)
     try:
-        out = validate_data(
-            estimator,
-            X,
-            **({} if y is None and not reset else {"y": y}),
-            reset=reset,
-            dtype=(np.float64, np.float32),
-        )
-    except ValueError as error:
-        if "could not convert" in str(error):
-            raise ValueError(f"X must be numeric; encode text columns first ({error})") from error
+        yield
+    except BaseException:
+        clf.__dict__.clear()
+        clf.__dict__.update(before)
         raise
-    return out if isinstance(out, tuple) else (out, None)

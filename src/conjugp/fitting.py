@@ -21,16 +21,12 @@ from conjugp.calibration import VARIANCE_SCALES, Calibration, fit_calibration
 from conjugp.decoupled import KernelRows, MeanSettings
 from conjugp.inference.mean import Interrupted
 from conjugp.kernels import RBF, Kernel, Matern52
-from conjugp.likelihoods.base import Likelihood
 from conjugp.model import Model, coupled
-from conjugp.options import FitOptions
+from conjugp.plan import Plan
 from conjugp.posterior import prior
 from conjugp.search import Candidate, held_out_loss, kernel_metric, search
 from conjugp.training import Data, Progress, Settings, State, Trainer, initial_state
 
-SMALL = 300  # rows up to which every point is an inducing point
-COUPLED_INDUCING = 200
-MEAN_INDUCING = 3000
 KERNEL_INDUCING = 128  # inducing points, steps, classes of the fit that learns the kernel
 KERNEL_STEPS = 200
 KERNEL_CLASSES = 10
@@ -39,28 +35,6 @@ ELBO_ROWS = 10_000  # rows that stand for all in the reported ELBO
 FOLDS = 5
 CROSS_FIT_ROWS = 5000  # up to here folds, not one hold-out, give the temperature
 FACTORS = (0.12, 0.17, 0.25, 0.36, 0.5, 0.72, 1.0)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Every choice of a fit, "auto" already settled."""
-
-    likelihood: Likelihood
-    bound: str
-    family: str  # "coupled", or the covariance family of a decoupled fit
-    n_inducing: int
-    inducing: str | Tensor
-    learn_inducing: bool
-    learn_kernel: bool
-    learn_mean: bool
-    shared_kernel: bool
-    batch_size: int | None
-    max_epochs: int
-    tol: float
-    learning_rate: float
-    temperature: float | None  # None: to be found
-    options: FitOptions
-    seed: int
 
 
 @dataclass

@@ -1,0 +1,150 @@
+"""What is checked before any work: arguments, rows, labels, weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import compute_class_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, column_or_1d, validate_data
+
+from conjugp.covariance import FAMILIES
+from conjugp.inducing import STRATEGIES
+from conjugp.kernels import Kernel
+from conjugp.likelihoods import Likelihood, get_likelihood
+from conjugp.options import FitOptions, number, one_of, whole
+from conjugp.rows import Rows, canonical
+
+SMALL_ROWS = 1000  # up to here float64 costs nothing that matters, and a GPU gains nothing
+
+
+def check_parameters(clf: Any) -> tuple[Likelihood, str, FitOptions]:
+    """Every argument of the constructor, before any work."""
+    if clf.kernel is not None and not isinstance(clf.kernel, Kernel):
+        raise ValueError(f"kernel must be a conjugp.kernels.Kernel or None; got {clf.kernel!r}")
+    likelihood = get_likelihood(clf.likelihood)
+    bound = likelihood.check_bound(clf.bound)
+    if clf.n_inducing is not None and clf.n_inducing != "auto":
+        whole("n_inducing", clf.n_inducing, 1)
+    if isinstance(clf.inducing, str):
+        one_of("inducing", clf.inducing, STRATEGIES)
+    if clf.learn_inducing != "auto":
+        one_of("learn_inducing", clf.learn_inducing, (True, False))
+    if clf.batch_size is not None and clf.batch_size != "auto":
+        whole("batch_size", clf.batch_size, 1)
+    for name in ("learn_hyperparameters", "shared_kernel", "warm_start"):
+        one_of(name, getattr(clf, name), (True, False))
+    one_of("covariance", clf.covariance, ("auto", *FAMILIES))
+    if not clf.shared_kernel and clf.covariance in ("shared", "diagonal"):
+        raise ValueError(
+            f"covariance={clf.covariance!r} needs one kernel for all classes; "
+            "with shared_kernel=False use 'full' or 'auto'"
+        )
+    if isinstance(clf.prior_mean, str) and clf.prior_mean != "auto":
+        raise ValueError(f"prior_mean must be 'auto' or numbers; got {clf.prior_mean!r}")
+    if clf.temperature is not None and clf.temperature != "auto":
+        number("temperature", clf.temperature, 0, exclusive=True)
+    whole("max_epochs", clf.max_epochs, 1)
+    number("tol", clf.tol, 0)
+    number("learning_rate", clf.learning_rate, 0, exclusive=True)
+    one_of("dtype", clf.dtype, ("float32", "float64"))
+    whole("verbose", clf.verbose, 0)
+    options = FitOptions() if clf.options is None else clf.options
+    if not isinstance(options, FitOptions):
+        raise ValueError(f"options must be a FitOptions or None; got {options!r}")
+    options.validate()
+    check_device(clf.device, 0)
+    return likelihood, bound, options
+
+
+def check_device(name: str, n_rows: int) -> torch.device:
+    """The torch device called `name`; "auto" takes a GPU for large data where there is one."""
+    if name == "auto":
+        gpu = torch.cuda.is_available() and n_rows > SMALL_ROWS
+        return torch.device("cuda" if gpu else "cpu")
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device must be 'auto' or a torch device; got {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={name!r}, but torch finds no CUDA device")
+    return device
+
+
+def check_rows(clf: Any, X: Any, y: Any, reset: bool) -> tuple[NDArray[np.floating], Any]:
+    """Checked X as float32 or float64, and y."""
+    if isinstance(X, np.ndarray) and X.dtype.kind in "iub" and X.dtype.itemsize <= 2:
+        X = X.astype(np.float32)  # exact, and half the memory of scikit-learn's float64
+    try:
+        labels: Any = {} if y is None and not reset else {"y": y}
+        rows: Any = X
+        out: Any = validate_data(clf, rows, reset=reset, dtype=(np.float64, np.float32), **labels)
+    except ValueError as error:
+        if "could not convert" in str(error):
+            raise ValueError(f"X must be numeric; encode text columns first ({error})") from error
+        raise
+    return out if isinstance(out, tuple) else (out, None)
+
+
+def check_weight(sample_weight: ArrayLike | None, X: NDArray[Any]) -> NDArray[np.float64]:
+    """Non-negative, finite weights of the rows, (n,)."""
+    return _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+
+
+def check_training_data(
+    clf: Any,
+    X: ArrayLike,
+    y: ArrayLike,
+    sample_weight: ArrayLike | None,
+    classes: NDArray[Any] | None = None,
+    reset: bool = True,
+) -> tuple[Rows, NDArray[Any]]:
+    """Checked, weighted, merged rows, and the classes."""
+    X_, y_ = check_rows(clf, X, y, reset)
+    check_classification_targets(y_)
+    y_ = column_or_1d(y_, warn=True)
+    weight = check_weight(sample_weight, X_)
+    positive = weight > 0
+    if not positive.any():
+        raise ValueError("sample_weight is zero for every row: there is nothing to fit")
+    found = np.unique(y_[positive])
+    if classes is None:
+        classes = found
+        if len(classes) < 2:
+            raise ValueError(
+                "y must hold at least 2 classes with positive weight, got one class: "
+                f"{classes.tolist()}"
+            )
+    unseen = np.setdiff1d(found, classes)
+    if len(unseen):
+        raise ValueError(f"y holds labels that are not in classes: {unseen.tolist()}")
+    X_, y_, weight = X_[positive], y_[positive], weight[positive]
+    labels = np.searchsorted(classes, y_)
+    weight = weight * _class_factor(clf.class_weight, classes, y_, labels, weight)
+    rows = canonical(X_, labels, weight)
+    if not len(rows.X):
+        raise ValueError("class_weight and sample_weight leave no row with any weight")
+    return rows, classes
+
+
+def _class_factor(
+    class_weight: Any,
+    classes: NDArray[Any],
+    y: NDArray[Any],
+    labels: NDArray[Any],
+    weight: NDArray[Any],
+) -> NDArray[np.float64]:
+    """The factor of every row."""
+    if class_weight is None:
+        return np.ones(len(y))
+    if class_weight == "balanced":
+        mass = np.bincount(labels, weights=weight, minlength=len(classes))
+        factor = mass.sum() / (len(classes) * np.maximum(mass, np.finfo(float).tiny))
+    else:
+        factor = compute_class_weight(class_weight, classes=classes, y=y)
+    if not np.all(np.isfinite(factor)) or np.any(factor < 0):
+        raise ValueError("class_weight must be non-negative and finite")
+    return np.asarray(factor, dtype=np.float64)[labels]

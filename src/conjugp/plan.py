@@ -1,0 +1,121 @@
+"""Every choice of a fit, settled before it starts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from conjugp.likelihoods.base import Likelihood
+from conjugp.options import FitOptions
+from conjugp.scaling import Scaling
+from conjugp.training import Data
+
+SMALL = 300  # rows up to which every point is an inducing point
+COUPLED_INDUCING = 200
+MEAN_INDUCING = 3000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every choice of a fit, "auto" already settled."""
+
+    likelihood: Likelihood
+    bound: str
+    family: str  # "coupled", or the covariance family of a decoupled fit
+    n_inducing: int
+    inducing: str | Tensor
+    learn_inducing: bool
+    learn_kernel: bool
+    learn_mean: bool
+    shared_kernel: bool
+    batch_size: int | None
+    max_epochs: int
+    tol: float
+    learning_rate: float
+    temperature: float | None  # None: to be found
+    options: FitOptions
+    seed: int
+
+
+def make_plan(
+    clf: Any,
+    data: Data,
+    scaling: Scaling,
+    likelihood: Likelihood,
+    bound: str,
+    options: FitOptions,
+    seed: int,
+) -> Plan:
+    """Settle every "auto" from N, C and D."""
+    n = len(data.y)
+    given = _inducing(clf.inducing, data, scaling)
+    M = clf.n_inducing
+    if isinstance(given, Tensor):
+        M = len(given)
+    auto = clf.covariance == "auto"
+    few = n <= SMALL if M == "auto" else M is None or int(M) <= SMALL
+    coupled = clf.covariance == "full" or not clf.shared_kernel or (auto and few)
+    if M is None:
+        M = n
+    elif M == "auto":
+        many = max(1000, min(MEAN_INDUCING, n // 5))
+        M = min(n, (SMALL if few else COUPLED_INDUCING) if coupled else many)
+    batch = clf.batch_size
+    if batch == "auto":
+        batch = (None if n <= 1000 else 512) if coupled else 0
+    elif batch is None and not coupled:
+        batch = n
+    learn_inducing = clf.learn_inducing
+    if learn_inducing == "auto":
+        learn_inducing = coupled and int(M) < n and not isinstance(given, Tensor)
+    temperature = clf.temperature
+    return Plan(
+        likelihood,
+        bound,
+        "coupled" if coupled else ("shared" if auto else clf.covariance),
+        min(int(M), n) if not isinstance(given, Tensor) else int(M),
+        given,
+        bool(learn_inducing),
+        clf.learn_hyperparameters,
+        isinstance(clf.prior_mean, str),
+        clf.shared_kernel,
+        batch,  # type: ignore[arg-type]
+        clf.max_epochs,
+        clf.tol,
+        clf.learning_rate,
+        1.0 if temperature is None else None if temperature == "auto" else float(temperature),
+        options,
+        seed,
+    )
+
+
+def _inducing(inducing: Any, data: Data, scaling: Scaling) -> str | Tensor:
+    """The name of a strategy, or the user's points in working units."""
+    if isinstance(inducing, str):
+        return inducing
+    Z = np.asarray(inducing, dtype=np.float64)
+    if Z.ndim != 2 or Z.shape[1] != data.X.shape[1] or not len(Z):
+        raise ValueError(f"inducing must have shape (m, {data.X.shape[1]}); got {Z.shape}")
+    if not np.isfinite(Z).all():
+        raise ValueError("inducing contains NaN or infinity")
+    return scaling.apply(Z, data.X.dtype, data.X.device)
+
+
+def start_mean(prior_mean: Any, data: Data) -> Tensor:
+    """The prior mean of every class at the start, (C,)."""
+    C = data.n_classes
+    if isinstance(prior_mean, str):
+        # Where all classes are alike, the sum of σ(f) is then about one.
+        return data.X.new_full((C,), -math.log(max(C - 1, 1)))
+    try:
+        mean = np.broadcast_to(np.asarray(prior_mean, dtype=np.float64), (C,))
+    except ValueError as error:
+        raise ValueError(f"prior_mean must be a number or {C} numbers") from error
+    if not np.isfinite(mean).all():
+        raise ValueError("prior_mean contains NaN or infinity")
+    return torch.tensor(mean).to(data.X)
