@@ -237,6 +237,12 @@ def table(name: str, result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def number(text: str) -> float:
+    """A whole number where it is one."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("set", choices=SETS)
@@ -250,7 +256,7 @@ def main() -> None:
         help="also give GPyTorch this many times the seconds of conjugp's defaults (0: do not)",
     )
     parser.add_argument(
-        "--epochs", type=int, nargs="+", default=EPOCHS, help="lengths of conjugp's M = 200 fits"
+        "--epochs", type=number, nargs="+", default=EPOCHS, help="lengths of conjugp's M = 200 fits"
     )
     add_output(parser, "peers.json")
     arguments = parser.parse_args()
