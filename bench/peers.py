@@ -265,12 +265,14 @@ def main() -> None:
     result = {**context(), "budget": arguments.budget, "gpytorch_inputs": contest.inputs}
     result["inputs_tried"] = contest.tried
     result["same_size"] = contest.same_size(arguments.epochs)
+    keep(arguments.output, arguments.set, result)
     if not arguments.only_same:
         result["own_best"] = contest.own_best(result["same_size"])
+        keep(arguments.output, arguments.set, result)
         if arguments.longer:
             found = contest.down_to_default(result["own_best"], arguments.longer)
             result["down_to_default"] = found
-    keep(arguments.output, arguments.set, result)
+            keep(arguments.output, arguments.set, result)
     print("\n" + table(arguments.set, result))
 
 
