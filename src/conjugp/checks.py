@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.utils import compute_class_weight
+from sklearn.utils import check_random_state, compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, column_or_1d, validate_data
 
@@ -57,6 +58,10 @@ def check_parameters(clf: Any) -> tuple[Likelihood, str, FitOptions]:
         raise ValueError(f"options must be a FitOptions or None; got {options!r}")
     options.validate()
     check_device(clf.device, 0)
+    try:
+        check_random_state(clf.random_state)
+    except ValueError as error:
+        raise ValueError(f"random_state: {error}") from error
     return likelihood, bound, options
 
 
@@ -85,13 +90,21 @@ def check_rows(clf: Any, X: Any, y: Any, reset: bool) -> tuple[NDArray[np.floati
     except ValueError as error:
         if "could not convert" in str(error):
             raise ValueError(f"X must be numeric; encode text columns first ({error})") from error
-        raise
+        if re.search(r"\b[Xy]\b", str(error)):
+            raise
+        name = "X and y" if "inconsistent" in str(error) else "X"
+        raise ValueError(f"{name}: {error}") from error
     return out if isinstance(out, tuple) else (out, None)
 
 
 def check_weight(sample_weight: ArrayLike | None, X: NDArray[Any]) -> NDArray[np.float64]:
     """Non-negative, finite weights of the rows, (n,)."""
-    return _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    try:
+        return _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    except ValueError as error:
+        if "sample_weight" in str(error):
+            raise
+        raise ValueError(f"sample_weight: {error}") from error
 
 
 def check_training_data(
@@ -104,7 +117,12 @@ def check_training_data(
 ) -> tuple[Rows, NDArray[Any]]:
     """Checked, weighted, merged rows, and the classes."""
     X_, y_ = check_rows(clf, X, y, reset)
-    check_classification_targets(y_)
+    try:
+        check_classification_targets(y_)
+    except ValueError as error:
+        raise ValueError(f"y: {error}") from error
+    except TypeError as error:
+        raise ValueError(f"y must hold labels of one kind, and none missing ({error})") from error
     y_ = column_or_1d(y_, warn=True)
     weight = check_weight(sample_weight, X_)
     positive = weight > 0
@@ -140,11 +158,14 @@ def _class_factor(
     """The factor of every row."""
     if class_weight is None:
         return np.ones(len(y))
-    if class_weight == "balanced":
+    if isinstance(class_weight, str) and class_weight == "balanced":
         mass = np.bincount(labels, weights=weight, minlength=len(classes))
         factor = mass.sum() / (len(classes) * np.maximum(mass, np.finfo(float).tiny))
     else:
-        factor = compute_class_weight(class_weight, classes=classes, y=y)
+        try:
+            factor = compute_class_weight(class_weight, classes=classes, y=y)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"class_weight: {error}") from error
     if not np.all(np.isfinite(factor)) or np.any(factor < 0):
         raise ValueError("class_weight must be non-negative and finite")
     return np.asarray(factor, dtype=np.float64)[labels]

@@ -238,40 +238,42 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
             The fitted classifier.
         """
         likelihood, bound, options = check_parameters(self)
+        stopped: KeyboardInterrupt | None = None
         with _unchanged_on_error(self):
             rows, classes = check_training_data(self, X, y, sample_weight)
-        device = check_device(self.device, len(rows.X))
-        double = self.dtype == "float64" or len(rows.X) <= SMALL_ROWS
-        dtype = torch.float64 if double else torch.float32
+            device = check_device(self.device, len(rows.X))
+            double = self.dtype == "float64" or len(rows.X) <= SMALL_ROWS
+            dtype = torch.float64 if double else torch.float32
 
-        warm = getattr(self, "_fitted", None) if self.warm_start else None
-        if warm is not None:
-            same = np.array_equal(classes, self.classes_) and warm.state is not None
-            warm = warm if same and rows.X.shape[1] == self._scaling.shift.size else None
-        center = self.kernel is None or self.kernel.stationary
-        scaling = self._scaling if warm else fit_scaling(rows.X, rows.weight, center)
-        data = _working(rows, scaling, len(classes), dtype, device)
-        kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
-        plan = make_plan(self, data, scaling, likelihood, bound, options, self._seed())
-        mean = start_mean(self.prior_mean, data)
-        raw_scale = torch.as_tensor(scaling.scale.mean() / scaling.scale)
-        bar = ProgressBar(options.callback, self.verbose)
-        fitter = Fitter(plan, kernel, data, mean, raw_scale, bar)
-        try:
-            with torch.no_grad():
-                fitted = fitter.run(warm.state if warm else None)
-        except KeyboardInterrupt:
-            saved = fitter.salvage()
-            if saved is None:
-                raise
-            self._keep(saved, scaling, classes)
-            if options.on_interrupt == "raise":
-                raise
-            return self
-        finally:
-            bar.close()
+            warm = getattr(self, "_fitted", None) if self.warm_start else None
+            if warm is not None:
+                same = np.array_equal(classes, self.classes_) and warm.state is not None
+                warm = warm if same and rows.X.shape[1] == self._scaling.shift.size else None
+            center = self.kernel is None or self.kernel.stationary
+            scaling = self._scaling if warm else fit_scaling(rows.X, rows.weight, center)
+            data = _working(rows, scaling, len(classes), dtype, device)
+            kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
+            plan = make_plan(self, data, scaling, likelihood, bound, options, self._seed())
+            mean = start_mean(self.prior_mean, data)
+            raw_scale = torch.as_tensor(scaling.scale.mean() / scaling.scale)
+            bar = ProgressBar(options.callback, self.verbose)
+            fitter = Fitter(plan, kernel, data, mean, raw_scale, bar)
+            try:
+                with torch.no_grad():
+                    fitted = fitter.run(warm.state if warm else None)
+            except KeyboardInterrupt as interrupt:
+                stopped, saved = interrupt, fitter.salvage()
+                if saved is None:
+                    raise
+                fitted = saved
+            finally:
+                bar.close()
         self._keep(fitted, scaling, classes)
         self.__dict__.pop("_stream", None)
+        if stopped is not None:
+            if options.on_interrupt == "raise":
+                raise stopped
+            return self
         if not fitted.converged:
             warnings.warn(
                 f"the fit stopped after max_epochs={self.max_epochs} passes before its objective "
@@ -322,36 +324,36 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError("classes must hold at least 2 classes, got one class")
         with _unchanged_on_error(self):
             rows, _ = check_training_data(self, X, y, sample_weight, known, reset=not fitted)
-        if fitted:
-            scaling = self._scaling
-        else:
-            center = self.kernel is None or self.kernel.stationary
-            scaling = fit_scaling(rows.X, rows.weight, center)
-        stream = getattr(self, "_stream", None)
-        if stream is None:
-            limit = COUPLED_INDUCING if self.n_inducing in ("auto", None) else self.n_inducing
-            kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
-            stream = Stream(kernel, int(limit), likelihood, bound, self._seed())  # type: ignore[arg-type]
-            if fitted and not stream.resume(self._fitted):
-                warnings.warn(
-                    "the fitted posterior is decoupled, and a stream needs one set of inducing "
-                    "points: partial_fit keeps its kernel and starts again from the prior",
-                    UserWarning,
-                    stacklevel=2,
-                )
-        double = self.dtype == "float64" or len(rows.X) <= SMALL_ROWS
-        dtype = stream.dtype or (torch.float64 if double else torch.float32)
-        device = stream.device or check_device(self.device, len(rows.X))
-        data = _working(rows, scaling, len(known), dtype, device)
-        updated = stream.learn(
-            data,
-            start_mean(self.prior_mean, data),
-            learn_kernel=self.learn_hyperparameters,
-            learn_mean=isinstance(self.prior_mean, str),
-            learning_rate=self.learning_rate,
-            batch_size=512 if self.batch_size == "auto" else self.batch_size,  # type: ignore[arg-type]
-            options=options,
-        )
+            if fitted:
+                scaling = self._scaling
+            else:
+                center = self.kernel is None or self.kernel.stationary
+                scaling = fit_scaling(rows.X, rows.weight, center)
+            stream = getattr(self, "_stream", None)
+            if stream is None:
+                limit = COUPLED_INDUCING if self.n_inducing in ("auto", None) else self.n_inducing
+                kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
+                stream = Stream(kernel, int(limit), likelihood, bound, self._seed())  # type: ignore[arg-type]
+                if fitted and not stream.resume(self._fitted):
+                    warnings.warn(
+                        "the fitted posterior is decoupled, and a stream needs one set of inducing "
+                        "points: partial_fit keeps its kernel and starts again from the prior",
+                        UserWarning,
+                        stacklevel=2,
+                    )
+            double = self.dtype == "float64" or len(rows.X) <= SMALL_ROWS
+            dtype = stream.dtype or (torch.float64 if double else torch.float32)
+            device = stream.device or check_device(self.device, len(rows.X))
+            data = _working(rows, scaling, len(known), dtype, device)
+            updated = stream.learn(
+                data,
+                start_mean(self.prior_mean, data),
+                learn_kernel=self.learn_hyperparameters,
+                learn_mean=isinstance(self.prior_mean, str),
+                learning_rate=self.learning_rate,
+                batch_size=512 if self.batch_size == "auto" else self.batch_size,  # type: ignore[arg-type]
+                options=options,
+            )
         kept = (self.temperature_, self.variance_scale_) if hasattr(self, "_stream") else (1.0, 1.0)
         self._keep(updated, scaling, known)
         self.temperature_, self.variance_scale_ = kept
@@ -488,7 +490,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         n_samples: int = 1,
         random_state: int | np.random.RandomState | None = None,
     ) -> NDArray[np.float64]:
-        """Joint draws of the latent functions at the rows of X, at a cost of n_samples³.
+        """Joint draws of the latent functions at the rows of X, at a cost of n_rows³.
 
         Parameters
         ----------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
@@ -133,10 +134,10 @@ def whole(name: str, value: Any, least: int) -> None:
 def number(
     name: str, value: Any, low: float, high: float = float("inf"), exclusive: bool = False
 ) -> None:
-    """Raise unless `value` is a number in [low, high], or (low, high] where `exclusive`."""
+    """Raise unless `value` is a finite number in [low, high], or (low, high] if `exclusive`."""
     if isinstance(value, Real) and not isinstance(value, bool):
         x = float(value)
-        if (x > low if exclusive else x >= low) and x <= high:
+        if math.isfinite(x) and (x > low if exclusive else x >= low) and x <= high:
             return
     bounds = f"{'above' if exclusive else 'at least'} {low:g}"
     bounds += "" if high == float("inf") else f" and at most {high:g}"

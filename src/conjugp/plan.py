@@ -98,7 +98,10 @@ def _inducing(inducing: Any, data: Data, scaling: Scaling) -> str | Tensor:
     """The name of a strategy, or the user's points in working units."""
     if isinstance(inducing, str):
         return inducing
-    Z = np.asarray(inducing, dtype=np.float64)
+    try:
+        Z = np.asarray(inducing, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"inducing must be a strategy or an array of numbers ({error})") from error
     if Z.ndim != 2 or Z.shape[1] != data.X.shape[1] or not len(Z):
         raise ValueError(f"inducing must have shape (m, {data.X.shape[1]}); got {Z.shape}")
     if not np.isfinite(Z).all():
@@ -114,7 +117,7 @@ def start_mean(prior_mean: Any, data: Data) -> Tensor:
         return data.X.new_full((C,), -math.log(max(C - 1, 1)))
     try:
         mean = np.broadcast_to(np.asarray(prior_mean, dtype=np.float64), (C,))
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"prior_mean must be a number or {C} numbers") from error
     if not np.isfinite(mean).all():
         raise ValueError("prior_mean contains NaN or infinity")

@@ -20,10 +20,12 @@ class Scaling(NamedTuple):
         with np.errstate(over="ignore", invalid="ignore"):
             out = X - self.shift.astype(X.dtype, copy=False)
             out /= self.scale.astype(X.dtype, copy=False)
-        if not np.isfinite(out).all():
+        # Kernels square their inputs, so those squares have to be finite too.
+        limit = 0.1 * torch.finfo(dtype).max ** 0.5
+        if not (out.min(initial=0) >= -limit and out.max(initial=0) <= limit):
             raise ValueError(
-                "X overflows when it is centred and scaled: rescale the features whose values "
-                "are near the largest floating-point number"
+                "X overflows when it is centred and scaled: some values are too far from those "
+                f"of the fit for {str(dtype).removeprefix('torch.')}"
             )
         return torch.as_tensor(out).to(device=device, dtype=dtype)
 
