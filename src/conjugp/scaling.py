@@ -22,7 +22,7 @@ class Scaling(NamedTuple):
             out /= self.scale.astype(X.dtype, copy=False)
         # Kernels square their inputs, so those squares have to be finite too.
         limit = 0.1 * torch.finfo(dtype).max ** 0.5
-        if not (out.min(initial=0) >= -limit and out.max(initial=0) <= limit):
+        if not (float(out.min(initial=0)) >= -limit and float(out.max(initial=0)) <= limit):
             raise ValueError(
                 "X overflows when it is centred and scaled: some values are too far from those "
                 f"of the fit for {str(dtype).removeprefix('torch.')}"
