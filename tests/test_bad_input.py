@@ -256,7 +256,7 @@ def test_prediction(model, method):
     ]:
         with pytest.raises(ValueError, match=match):
             call(bad)
-    with pytest.raises(TypeError, match="[Ss]parse"):
+    with pytest.raises(TypeError, match=r"[Ss]parse"):
         call(sparse.csr_matrix(X))
     with pytest.raises(NotFittedError):
         getattr(GPClassifier(), method)(X)
