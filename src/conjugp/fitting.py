@@ -20,7 +20,7 @@ from conjugp import decoupled, inducing
 from conjugp.calibration import VARIANCE_SCALES, Calibration, fit_calibration
 from conjugp.decoupled import KernelRows, MeanSettings
 from conjugp.inference.mean import Interrupted
-from conjugp.kernels import RBF, Kernel, Matern52
+from conjugp.kernels import RBF, Kernel, Linear, Matern52
 from conjugp.model import Model, coupled
 from conjugp.plan import Plan
 from conjugp.posterior import prior
@@ -207,7 +207,9 @@ class Fitter:
 
     def _decoupled(self, warm: State | None) -> Fitted:
         p = self.plan
-        self.data, n = hold_out(self.data, p.options.hold_out)
+        # Few rows are all trained on in the end, so more of them can choose the kernel.
+        share = max(p.options.hold_out, min(0.3, 500 / len(self.data.y)))
+        self.data, n = hold_out(self.data, share)
         data, train, held = self.data, self.data.rows(0, n), self.data.rows(n, None)
         if warm is not None:
             kernel = warm.template.with_theta(warm.theta[0])
@@ -278,9 +280,13 @@ class Fitter:
 
         best = search(starts, FACTORS, loss, D, report)
         if self.kernel is None:
-            rough = [("rough", Matern52(best.kernel.lengthscale, variance))]  # type: ignore[attr-defined]
-            other = search(rough, (1.0, 1.4), loss, D, report)
-            best = min(best, other, key=lambda c: c.loss)
+            scale = best.kernel.lengthscale  # type: ignore[attr-defined]
+            linear = Linear(median_distance(train.X), variance)
+            others = [
+                search([("rough", Matern52(scale, variance))], (1.0, 1.4), loss, D, report),
+                search([("linear", best.kernel + linear)], (1.0,), loss, D, report),
+            ]
+            best = min([best, *others], key=lambda c: c.loss)
         return best.kernel
 
     def _mean_settings(self, n: int, **changes: object) -> MeanSettings:

@@ -55,8 +55,9 @@ def held_out_loss(
 
 
 def kernel_metric(kernel: Kernel, data: Data) -> torch.Tensor:
-    """Lengthscales in which k-means measures distances, (D,); ones where there are none."""
-    value = getattr(kernel, "lengthscale", None)
+    """Lengthscales in which k-means measures distances, (D,): the first part's, or ones."""
+    parts = getattr(kernel, "parts", (kernel,))
+    value = getattr(parts[0], "lengthscale", None)
     if value is None:
         return torch.ones(data.X.shape[1], dtype=data.X.dtype, device=data.X.device)
     scale = value if isinstance(value, torch.Tensor) else torch.as_tensor(np.array(value))
