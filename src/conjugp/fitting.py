@@ -23,7 +23,7 @@ from conjugp.inference.mean import Interrupted
 from conjugp.kernels import RBF, Kernel, Linear, Matern52
 from conjugp.model import Model, coupled
 from conjugp.plan import Plan
-from conjugp.posterior import prior
+from conjugp.posterior import Posterior, prior
 from conjugp.search import Candidate, held_out_loss, kernel_metric, search
 from conjugp.training import Data, Progress, Settings, State, Trainer, initial_state
 
@@ -69,7 +69,7 @@ class Fitter:
         self.history: list[dict[str, float | str]] = []
         self.began = time.perf_counter()
         self._on_progress = on_progress
-        self._partial: Callable[[], Model] | None = None
+        self._partial: Callable[[], tuple[Model, State]] | None = None
 
     def run(self, warm: State | None = None) -> Fitted:
         """The whole fit."""
@@ -81,9 +81,10 @@ class Fitter:
         """The last good state as a model, uncalibrated; None if there is none yet."""
         if self._partial is None:
             return None
-        model = self._partial()
-        plain = Calibration(self.plan.temperature or 1.0, 1.0, math.inf)
-        return Fitted(model, plain, estimated_elbo(model, self.data), 0, False, None, self.history)
+        model, state = self._partial()
+        data, plain = self.data, Calibration(self.plan.temperature or 1.0, 1.0, math.inf)
+        elbo = estimated_elbo(model, data)
+        return Fitted(model, plain, elbo, 0, False, state, self.history, data.total)
 
     def _progress(self, p: Progress) -> None:
         seconds = time.perf_counter() - self.began
@@ -127,7 +128,10 @@ class Fitter:
     def _train(self, state: State, data: Data, settings: Settings, stage: str) -> Trainer:
         trainer = Trainer(state, data, settings, self.generator, self._progress, stage)
         p = self.plan
-        self._partial = lambda: coupled(trainer.state, p.likelihood, p.bound, p.options.jitter)
+        self._partial = lambda: (
+            coupled(trainer.state, p.likelihood, p.bound, p.options.jitter),
+            trainer.state,
+        )
         return trainer
 
     def _filled(self, variance: float) -> Kernel:
@@ -135,6 +139,18 @@ class Fitter:
         kernel = self.kernel if self.kernel is not None else RBF()
         d = median_distance(self.data.X)
         return kernel.filled(torch.full((self.data.X.shape[1],), d, dtype=torch.float64), variance)
+
+    def _resumed(self, warm: State, data: Data) -> State | None:
+        """A copy of an earlier fit's state that fits this plan; None if there is none."""
+        K, X = 1 if self.plan.shared_kernel else data.n_classes, data.X
+        if len(warm.theta) != K:
+            return None
+        if warm.q.h.shape[1] != len(warm.Z):  # the earlier fit was decoupled
+            kernel = warm.template.with_theta(warm.theta[0]).frozen()
+            return self._start(data, kernel, self.plan.n_inducing, warm.mean.to(X))
+        theta, Z, mean = (t.to(X, copy=True) for t in (warm.theta, warm.Z, warm.mean))
+        q = Posterior(warm.q.h.to(X), warm.q.P.to(X))
+        return State(warm.template, theta, Z, mean, q, warm.step)
 
     def _coupled(self, warm: State | None) -> Fitted:
         p, data = self.plan, self.data
@@ -144,7 +160,9 @@ class Fitter:
         if calibrate and not full:
             data, n = hold_out(data, p.options.hold_out)
             train, held = data.rows(0, n), data.rows(n, None)
-        state = warm or self._start(train, self._filled(1.0), p.n_inducing, self.mean)
+        state = None if warm is None else self._resumed(warm, train)
+        if state is None:
+            state = self._start(train, self._filled(1.0), p.n_inducing, self.mean)
         rate = 2 * p.learning_rate if full else p.learning_rate
         trainer = self._train(state, train, self._settings(learning_rate=rate), "fit")
         result = trainer.fit()
@@ -183,7 +201,7 @@ class Fitter:
         """A temperature from folds: q fitted again without each, kernel and points at rest."""
         p, data = self.plan, self.data
         settings = self._settings(
-            learn_kernel=False, learn_mean=False, learn_inducing=False, max_epochs=30
+            learn_kernel=False, learn_mean=False, learn_inducing=False, max_epochs=30, tol=0.1
         )
         ms, vs, chosen = [], [], []
         for rows in folds(data):
@@ -239,9 +257,7 @@ class Fitter:
             rate = 0.3 * settings.learning_rate
             settings = replace(settings, n_epochs=2, learning_rate=rate)
             model = self._fit_mean(data, start, settings, rows, values, "all rows")
-        theta = kernel.theta.to(data.X).unsqueeze(0)
-        q = prior(data.n_classes, 1, data.X)
-        state = State(kernel, theta, model.Z, model.mean, q)
+        state = without_posterior(model)
         elbo, converged = estimated_elbo(model, data), gain < 10 * p.tol
         return Fitted(model, calibration, elbo, len(values), converged, state, self.history)
 
@@ -291,7 +307,7 @@ class Fitter:
 
     def _mean_settings(self, n: int, **changes: object) -> MeanSettings:
         p = self.plan
-        n_epochs = min(p.max_epochs, 10 if n < 100_000 else 6)
+        n_epochs = math.ceil(min(p.max_epochs, 10 if n < 100_000 else 6))
         settings = MeanSettings(
             p.likelihood,
             p.bound,
@@ -356,14 +372,19 @@ class Fitter:
             n = 512 if p.options.n_covariance == "auto" else int(p.options.n_covariance)
             return decoupled.assemble(kernel, b, mean, data, p.family, n, p.likelihood, p.bound)
 
+        def salvaged(mean: decoupled.Mean) -> tuple[Model, State]:
+            model = assemble(mean)
+            return model, without_posterior(model)
+
         try:
             _, mean = decoupled.fit_weights(
                 kernel, b.Z, data, start, settings, self.generator, on_epoch, under, rows
             )
         except Interrupted as stop:
             stopped = stop.mean
-            self._partial = lambda: assemble(stopped)
+            self._partial = lambda: salvaged(stopped)
             raise
+        self._partial = lambda: salvaged(mean)
         return assemble(mean)
 
     def _cross_fit_mean(self, kernel: Kernel) -> Calibration:
@@ -385,6 +406,13 @@ class Fitter:
         i = torch.cat(chosen)
         m, v = torch.cat(ms), torch.cat(vs)
         return fit_calibration(p.likelihood, m, v, data.y[i], data.weight[i], VARIANCE_SCALES)
+
+
+def without_posterior(model: Model) -> State:
+    """What a decoupled fit leaves to go on from: its kernel, inducing points and prior mean."""
+    kernel, Z = model.kernels[0], model.Z
+    theta = kernel.theta.to(Z).unsqueeze(0)
+    return State(kernel, theta, Z, model.mean, prior(model.n_classes, 1, Z))
 
 
 def estimated_elbo(model: Model, data: Data) -> float:
