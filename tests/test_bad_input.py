@@ -155,7 +155,7 @@ PARAMETERS = [
     ("temperature", [1.0]),
     ("temperature", True),
     ("max_epochs", 0),
-    ("max_epochs", 1.5),
+    ("max_epochs", "all"),
     ("tol", -1e-3),
     ("tol", np.nan),
     ("tol", "small"),

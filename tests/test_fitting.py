@@ -1,0 +1,336 @@
+"""Which rows a fit uses for what, what it reports, and what Ctrl-C leaves behind."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.datasets import load_iris, load_wine
+from sklearn.exceptions import ConvergenceWarning
+
+from conjugp import FitOptions, GPClassifier
+from conjugp import decoupled as decoupled_module
+from conjugp.fitting import (
+    FOLDS,
+    cache_bytes,
+    class_rank,
+    estimated_elbo,
+    folds,
+    hold_out,
+    largest_classes,
+    median_distance,
+)
+from conjugp.training import Data
+from faces import decoupled, fitted_attributes, fixed, minibatch, toy
+
+X, y = toy(60)
+quiet = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+
+def labelled(counts: list[int], seed: int = 0) -> Data:
+    """Rows numbered from 0, shuffled labels, `counts` of every class."""
+    labels = np.repeat(np.arange(len(counts)), counts)
+    labels = np.random.default_rng(seed).permutation(labels)
+    rows = torch.arange(len(labels), dtype=torch.float64).unsqueeze(1)
+    weight = torch.linspace(1, 2, len(labels), dtype=torch.float64)
+    return Data(rows, torch.tensor(labels), weight, len(counts))
+
+
+class_counts = st.lists(st.integers(0, 40), min_size=2, max_size=8).filter(lambda c: sum(c) > 0)
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+@given(class_counts, st.integers(0, 99))
+def test_class_rank(counts, seed):
+    data = labelled(counts, seed)
+    rank, seen = class_rank(data.y, data.n_classes).tolist(), [0] * len(counts)
+    for i, label in enumerate(data.y.tolist()):
+        assert rank[i] == seen[label]
+        seen[label] += 1
+
+
+@given(class_counts, st.floats(0.01, 0.5), st.integers(0, 99))
+def test_hold_out_takes_the_same_share_of_every_class(counts, share, seed):
+    data = labelled(counts, seed)
+    ordered, n = hold_out(data, share)
+    train = torch.bincount(ordered.y[:n], minlength=data.n_classes)
+    held = torch.bincount(ordered.y[n:], minlength=data.n_classes)
+    for c, count in enumerate(counts):
+        assert int(train[c] + held[c]) == count
+        assert int(held[c]) == int(count * min(share, 5000 / sum(counts)))
+        assert count == 0 or int(train[c]) > 0  # the rarest class is still trained on
+    # The same rows with the same labels and weights, in another order.
+    at = ordered.X[:, 0].long()
+    assert sorted(at.tolist()) == list(range(sum(counts)))
+    assert torch.equal(ordered.y, data.y[at]) and torch.equal(ordered.weight, data.weight[at])
+
+
+def test_hold_out_has_an_upper_limit():
+    data = labelled([400, 600])
+    _, n = hold_out(data, 0.5, most=100)
+    assert 95 <= 1000 - n <= 100
+
+
+@given(class_counts, st.integers(0, 99))
+def test_folds(counts, seed):
+    data = labelled(counts, seed)
+    masks = folds(data)
+    assert len(masks) <= FOLDS and all(mask.any() for mask in masks)
+    times = torch.stack(masks).sum(0) if masks else torch.zeros(len(data.y))
+    for c, count in enumerate(counts):
+        rows = data.y == c
+        # Every row of a class that can spare one is predicted once, the others never.
+        assert (times[rows] == (1 if count >= 3 else 0)).all()
+        if count >= 3:
+            assert all(int((rows & ~mask).sum()) >= count - -(-count // FOLDS) for mask in masks)
+
+
+def test_largest_classes():
+    data = labelled([3, 9, 1, 7])
+    two = largest_classes(data, 2)
+    assert two.n_classes == 2 and torch.bincount(two.y).tolist() == [9, 7]
+    at = two.X[:, 0].long()
+    assert torch.equal(data.y[at], torch.tensor([1, 3])[two.y])
+    assert torch.equal(data.weight[at], two.weight)
+    assert largest_classes(data, 4) is data
+
+
+def test_median_distance():
+    points = torch.tensor([[0.0], [0.0], [1.0], [4.0]])
+    assert median_distance(points) == 3.0  # of 1, 1, 3, 4, 4; coinciding points do not count
+    assert median_distance(points[:2]) == 1.0 and median_distance(points[:1]) == 1.0
+
+
+def test_cache_bytes():
+    assert cache_bytes(3) == 3 * 2**20 and cache_bytes(0) == 0
+    assert cache_bytes("auto") > 0
+
+
+def test_an_elbo_from_a_sample(monkeypatch):
+    clf = fixed().fit(X, y)
+    model = clf._fitted.model
+    data = Data(torch.tensor(X), torch.tensor(y), torch.ones(60, dtype=torch.float64), 3)
+    full = model.elbo(data)
+    assert estimated_elbo(model, data) == pytest.approx(full, rel=1e-12)
+    monkeypatch.setattr("conjugp.fitting.ELBO_ROWS", 30)
+    expected = 2 * (model.elbo(data.rows(0, 30)) + model.kl()) - model.kl()
+    assert estimated_elbo(model, data) == pytest.approx(expected, rel=1e-12)
+
+
+# --- the temperature -----------------------------------------------------------------------------
+
+
+@quiet
+@pytest.mark.parametrize("make", [fixed, minibatch, decoupled])
+def test_the_temperature_is_bounded_and_shrunk(make):
+    """Labels drawn at random, where a naive temperature would run away."""
+    rng = np.random.default_rng(0)
+    few = make(temperature="auto").fit(X[:9], y[:9])
+    assert 0.8 < few.temperature_ < 1.25
+    noisy = make(temperature="auto").fit(rng.standard_normal((80, 2)), np.arange(80) % 3)
+    assert 1 / 8 <= noisy.temperature_ <= 8
+
+
+def test_overconfidence_is_cooled_and_underconfidence_sharpened():
+    rng = np.random.default_rng(1)
+    A = rng.standard_normal((200, 2))
+    noise = fixed(prior_mean=0.0, temperature="auto").fit(A, rng.integers(0, 2, 200))
+    clear = fixed(prior_mean=0.0, temperature="auto").fit(A, (A[:, 0] > 0).astype(int))
+    assert clear.temperature_ < 1.0 < noise.temperature_
+
+
+def test_classes_too_rare_for_a_fold_leave_the_temperature_alone():
+    clf = fixed(temperature="auto").fit(X[:4], [0, 0, 1, 1])
+    assert clf.temperature_ == 1.0
+
+
+# --- what is reported ----------------------------------------------------------------------------
+
+
+@quiet
+@pytest.mark.parametrize("make", [fixed, minibatch, decoupled])
+def test_history_and_callback(make):
+    seen = []
+    options = FitOptions(callback=seen.append, n_covariance=10)
+    clf = make(options=options).fit(X, y)
+    assert len(seen) == len(clf.history_) > 0
+    for p, row in zip(seen, clf.history_, strict=True):
+        assert (p.stage, p.epoch, p.elbo) == (row["stage"], row["epoch"], row["elbo"])
+        assert np.isfinite(p.elbo)
+    seconds = [row["seconds"] for row in clf.history_]
+    assert seconds == sorted(seconds) and seconds[0] >= 0
+    assert "fit" in {row["stage"] for row in clf.history_}
+    assert isinstance(clf.n_iter_, int) and 1 <= clf.n_iter_ <= clf.max_epochs + 2
+    assert isinstance(clf.converged_, bool) and isinstance(clf.elbo_, float)
+
+
+def test_the_elbo_rises():
+    clf = fixed(bound="collapsed", tol=1e-9).fit(X, y)
+    values = [row["elbo"] for row in clf.history_]
+    assert len(values) > 2 and (np.diff(values) >= -1e-9 * abs(values[-1])).all()
+    assert clf.elbo_ == values[-1] < 0
+
+
+@quiet
+@pytest.mark.parametrize("make", [fixed, minibatch, decoupled])
+def test_verbose(make, capsys):
+    make(verbose=0).fit(X, y)
+    silent = capsys.readouterr()
+    assert silent.out == "" and silent.err == ""
+    make(verbose=1).fit(X, y)
+    loud = capsys.readouterr()
+    assert loud.out == "" and "ELBO -" in loud.err and "fit" in loud.err
+    assert "epoch" in loud.err and "<" in loud.err  # how far, and how long it will take
+
+
+@pytest.mark.parametrize("make", [fixed, minibatch, decoupled])
+def test_too_few_epochs_warn(make):
+    clf = make(max_epochs=1, tol=0.0, learn_hyperparameters=True)
+    with pytest.warns(ConvergenceWarning, match="max_epochs=1"):
+        clf.fit(X, y)
+    assert not clf.converged_
+    np.testing.assert_allclose(clf.predict_proba(X).sum(1), 1.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("load", [load_iris, load_wine])
+def test_defaults_converge_in_silence(load):
+    A, b = load(return_X_y=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        clf = GPClassifier(random_state=0).fit(A[::2], b[::2])
+    assert clf.converged_ and clf.score(A[1::2], b[1::2]) > 0.9
+
+
+# --- Ctrl-C --------------------------------------------------------------------------------------
+
+
+class Stop:
+    """Presses Ctrl-C at the n-th report of a stage."""
+
+    def __init__(self, stage: str, n: int = 1) -> None:
+        self.stage, self.n = stage, n
+
+    def __call__(self, progress) -> None:
+        if progress.stage == self.stage:
+            self.n -= 1
+            if self.n == 0:
+                raise KeyboardInterrupt
+
+
+def learning(**changes):
+    return GPClassifier(random_state=0, max_epochs=20, **changes)
+
+
+def searching(**changes):
+    return GPClassifier(covariance="shared", n_inducing=20, max_epochs=3, random_state=0, **changes)
+
+
+STAGES = [
+    (fixed, "fit", 1),
+    (fixed, "fit", 3),
+    (learning, "fit", 1),
+    (learning, "fit", 12),
+    (minibatch, "fit", 1),
+    (minibatch, "all rows", 1),
+    (decoupled, "fit", 1),
+    (decoupled, "fit", 4),
+    (searching, "fit", 2),
+]
+
+
+@quiet
+@pytest.mark.parametrize(("make", "stage", "n"), STAGES)
+@pytest.mark.parametrize("on_interrupt", ["raise", "return"])
+def test_ctrl_c_leaves_the_last_good_state(make, stage, n, on_interrupt):
+    options = FitOptions(callback=Stop(stage, n), on_interrupt=on_interrupt, n_covariance=10)
+    clf = make(options=options)
+    if on_interrupt == "raise":
+        with pytest.raises(KeyboardInterrupt):
+            clf.fit(X, y)
+    else:
+        assert clf.fit(X, y) is clf
+    p = clf.predict_proba(X)
+    assert np.isfinite(p).all() and np.allclose(p.sum(1), 1.0, atol=1e-12)
+    assert not clf.converged_ and np.isfinite(clf.elbo_) and len(clf.history_) >= n
+    assert clf.n_features_in_ == 2 and clf.classes_.tolist() == [0, 1, 2]
+    assert np.isfinite(clf.inducing_points_).all()
+    assert fitted_attributes(clf) == fitted_attributes(fixed().fit(X, y))
+
+
+@quiet
+def test_the_later_the_better():
+    """What is kept is the state at the interrupt, not the start."""
+    elbos = []
+    for n in (1, 4, 10):
+        clf = learning(options=FitOptions(callback=Stop("fit", n), on_interrupt="return"))
+        elbos.append(clf.fit(X, y).elbo_)
+    assert elbos[0] < elbos[1] < elbos[2]
+
+
+@pytest.mark.parametrize("stage", ["kernel", "search"])
+@pytest.mark.parametrize("on_interrupt", ["raise", "return"])
+def test_before_any_state_there_is_nothing_to_keep(stage, on_interrupt):
+    clf = searching(options=FitOptions(callback=Stop(stage), on_interrupt=on_interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        clf.fit(X, y)
+    assert fitted_attributes(clf) == []
+
+
+@quiet
+def test_an_old_fit_survives_an_early_ctrl_c():
+    clf = searching(temperature=None).fit(X, y)
+    expected = clf.predict_proba(X)
+    clf.set_params(options=FitOptions(callback=Stop("kernel")))
+    with pytest.raises(KeyboardInterrupt):
+        clf.fit(np.hstack([X, X]), y)
+    np.testing.assert_array_equal(clf.predict_proba(X), expected)
+
+
+def test_ctrl_c_between_mean_and_covariance(monkeypatch):
+    """No report comes from there, but the mean is good."""
+    original, calls = decoupled_module.assemble, []
+
+    def assemble(*args):
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return original(*args)
+
+    monkeypatch.setattr(decoupled_module, "assemble", assemble)
+    clf = decoupled()
+    with pytest.raises(KeyboardInterrupt):
+        clf.fit(X, y)
+    assert clf.score(X, y) > 0.7
+
+
+@quiet
+def test_an_interrupted_fit_can_be_used_like_any_other():
+    options = FitOptions(callback=Stop("fit", 10), on_interrupt="return")
+    clf = learning(options=options).fit(X, y)
+    copy = pickle.loads(pickle.dumps(clf))
+    np.testing.assert_array_equal(copy.predict_proba(X), clf.predict_proba(X))
+    assert clf.calibrate(X, y).temperature_ > 0
+    assert clf.sample_latent(X[:3], 2, random_state=0).shape == (2, 3, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        clf.partial_fit(X, y)
+    assert np.isfinite(clf.predict_proba(X)).all()
+    assert clf.set_params(options=None, warm_start=True).fit(X, y).score(X, y) > 0.7
+
+
+def test_a_stream_from_before_is_forgotten():
+    clf = fixed().partial_fit(X, y, classes=[0, 1, 2])
+    clf.set_params(options=FitOptions(callback=Stop("fit", 3), on_interrupt="return"))
+    clf.fit(1000 * X[:, :1] + 5, y).set_params(options=None)
+    before = clf.score(1000 * X[:, :1] + 5, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        clf.partial_fit(1000 * X[:, :1] + 5, y)
+    assert clf.score(1000 * X[:, :1] + 5, y) >= before - 0.1
