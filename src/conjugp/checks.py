@@ -48,7 +48,7 @@ def check_parameters(clf: Any) -> tuple[Likelihood, str, FitOptions]:
         raise ValueError(f"prior_mean must be 'auto' or numbers; got {clf.prior_mean!r}")
     if clf.temperature is not None and clf.temperature != "auto":
         number("temperature", clf.temperature, 0, exclusive=True)
-    whole("max_epochs", clf.max_epochs, 1)
+    number("max_epochs", clf.max_epochs, 0, exclusive=True)
     number("tol", clf.tol, 0)
     number("learning_rate", clf.learning_rate, 0, exclusive=True)
     one_of("dtype", clf.dtype, ("float32", "float64"))
@@ -139,7 +139,8 @@ def check_training_data(
     unseen = np.setdiff1d(found, classes)
     if len(unseen):
         raise ValueError(f"y holds labels that are not in classes: {unseen.tolist()}")
-    X_, y_, weight = X_[positive], y_[positive], weight[positive]
+    if not positive.all():
+        X_, y_, weight = X_[positive], y_[positive], weight[positive]
     labels = np.searchsorted(classes, y_)
     weight = weight * _class_factor(clf.class_weight, classes, y_, labels, weight)
     rows = canonical(X_, labels, weight)

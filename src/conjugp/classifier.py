@@ -80,8 +80,8 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
     temperature : "auto", None or float, default="auto"
         Exponent 1/T on the probabilities. ``"auto"`` finds T on rows the fit has not seen,
         ``None`` leaves the posterior predictive as it is.
-    max_epochs : int, default=100
-        Most passes over the data.
+    max_epochs : float, default=100
+        Most passes over the data; minibatch fits may stop within one.
     tol : float, default=1e-3
         Gain in nats per unit of sample weight below which the ELBO counts as flat.
     learning_rate : float, default=0.05
@@ -155,7 +155,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         covariance: str = "auto",
         prior_mean: str | float | ArrayLike = "auto",
         temperature: str | float | None = "auto",
-        max_epochs: int = 100,
+        max_epochs: float = 100,
         tol: float = 1e-3,
         learning_rate: float = 0.05,
         class_weight: dict[Any, float] | str | None = None,

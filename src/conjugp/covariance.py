@@ -41,7 +41,7 @@ def quadratic(S: Covariance, A: Tensor) -> Tensor:
     for c in range(len(out)):
         # One class at a time: no (C, M, B) temporary however many classes there are.
         W = S.R[c % len(S.R)] @ A[c % len(A)]
-        out[c] = torch.einsum("mb,mb->b", W, W)
+        out[c] = W.square().sum(0)
     return out
 
 

@@ -163,7 +163,7 @@ class Fitter:
         state = None if warm is None else self._resumed(warm, train)
         if state is None:
             state = self._start(train, self._filled(1.0), p.n_inducing, self.mean)
-        rate = 2 * p.learning_rate if full else p.learning_rate
+        rate = 4 * p.learning_rate if full else p.learning_rate
         trainer = self._train(state, train, self._settings(learning_rate=rate), "fit")
         result = trainer.fit()
         last_state = result.state

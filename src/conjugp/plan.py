@@ -15,7 +15,8 @@ from conjugp.options import FitOptions
 from conjugp.scaling import Scaling
 from conjugp.training import Data
 
-SMALL = 300  # rows up to which every point is an inducing point
+SMALL = 300  # rows up to which mean and covariance share their inducing points ...
+SMALL_INDUCING = 100  # ... of which there are at most so many
 COUPLED_INDUCING = 200
 MEAN_INDUCING = 3000
 
@@ -34,7 +35,7 @@ class Plan:
     learn_mean: bool
     shared_kernel: bool
     batch_size: int | None
-    max_epochs: int
+    max_epochs: float
     tol: float
     learning_rate: float
     temperature: float | None  # None: to be found
@@ -64,7 +65,7 @@ def make_plan(
         M = n
     elif M == "auto":
         many = max(1000, min(MEAN_INDUCING, n // 5))
-        M = min(n, (SMALL if few else COUPLED_INDUCING) if coupled else many)
+        M = min(n, (SMALL_INDUCING if few else COUPLED_INDUCING) if coupled else many)
     batch = clf.batch_size
     if batch == "auto":
         batch = (None if n <= 1000 else 512) if coupled else 0
@@ -72,7 +73,7 @@ def make_plan(
         batch = n
     learn_inducing = clf.learn_inducing
     if learn_inducing == "auto":
-        learn_inducing = coupled and int(M) < n and not isinstance(given, Tensor)
+        learn_inducing = coupled and n > SMALL and int(M) < n and not isinstance(given, Tensor)
     temperature = clf.temperature
     return Plan(
         likelihood,

@@ -66,18 +66,21 @@ def marginals(q: Moments, f: Features) -> tuple[Tensor, Tensor, Tensor]:
     """m - mean and v of q(f) at the batch, both (B, C), and W = R A (C, M, B) (Q1)."""
     W = project(q.R, f.A)
     m = (q.w.unsqueeze(1) @ f.A).squeeze(1)
-    v = f.residual + torch.einsum("cmb,cmb->cb", W, W)
+    v = f.residual + W.square().sum(1)
     return m.T, v.T, W
 
 
 def pullback(q: Moments, f: Features, W: Tensor, dm: Tensor, dv: Tensor) -> Features:
     """Gradients of Σ dm·m + dv·v with respect to A and the residual."""
+    # A transposed view here would make the (C, M, B) product below strided, and its copy costly.
+    dm, dv = dm.T.contiguous(), dv.T.contiguous()
     if f.A.shape[0] > 1:
-        dA = q.w.unsqueeze(-1) * dm.T.unsqueeze(1) + 2 * (q.R.mT @ (W * dv.T.unsqueeze(1)))
-        return Features(dA, dv.T.contiguous())
+        dA = q.w.unsqueeze(-1) * dm.unsqueeze(1) + 2 * (q.R.mT @ (W * dv.unsqueeze(1)))
+        return Features(dA, dv)
     C, M, B = W.shape
-    dA = q.w.T @ dm.T + 2 * (q.R.reshape(C * M, M).T @ (W * dv.T.unsqueeze(1)).reshape(C * M, B))
-    return Features(dA.unsqueeze(0), dv.sum(1).unsqueeze(0))
+    scaled = (W * dv.unsqueeze(1)).reshape(C * M, B)
+    dA = torch.addmm(q.w.T @ dm, q.R.reshape(C * M, M).T, scaled, alpha=2)
+    return Features(dA.unsqueeze(0), dv.sum(0, keepdim=True))
 
 
 def kl(q: Moments) -> Tensor:

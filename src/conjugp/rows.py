@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_HASH_CHUNK = 1 << 22  # elements hashed at a time, to bound the temporaries
+_HASH_CHUNK = 1 << 18  # elements hashed at a time, to bound the temporaries
 
 
 class Rows(NamedTuple):
@@ -46,15 +46,19 @@ def canonical(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Rows:
 def _hash(X: np.ndarray, y: np.ndarray) -> np.ndarray:
     """A 64-bit hash of every row and its label, (n,)."""
     n, D = X.shape
+    words = -(-D * X.itemsize // 8)  # 64-bit words per row: one double, or two floats
     rng = np.random.default_rng(0x9E3779B9)
-    odd = rng.integers(0, 2**63, size=D + 1, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-    key = y.astype(np.uint64) * odd[D]
+    odd = rng.integers(0, 2**63, size=words + 1, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    key = y.astype(np.uint64) * odd[words]
     rows = max(1, _HASH_CHUNK // max(D, 1))
     for i in range(0, n, rows):
+        block = np.zeros((min(rows, n - i), words * 8 // X.itemsize), dtype=X.dtype)
         # Adding zero turns -0.0 into 0.0, which compares equal to it.
-        block = np.ascontiguousarray(X[i : i + rows], dtype=np.float64) + 0.0
+        np.add(X[i : i + rows], 0.0, out=block[:, :D])
         bits = block.view(np.uint64)
-        bits = (bits ^ (bits >> np.uint64(29))) * odd[:D]
-        key[i : i + rows] += (bits ^ (bits >> np.uint64(32))).sum(axis=1, dtype=np.uint64)
+        bits ^= bits >> np.uint64(29)
+        bits *= odd[:words]
+        bits ^= bits >> np.uint64(32)
+        key[i : i + rows] += bits.sum(axis=1, dtype=np.uint64)
     key ^= key >> np.uint64(31)
     return key * np.uint64(0xBF58476D1CE4E5B9)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from conjugp.features import Features, basis, features
 from conjugp.inference import svi
+from conjugp.inference.adam import Adam
 from conjugp.kernels import Kernel
 from conjugp.likelihoods.base import Likelihood
 from conjugp.numerics import NotPositiveDefiniteError
@@ -55,7 +56,7 @@ class Settings:
     learn_inducing: bool = False
     learning_rate: float = 0.05
     batch_size: int | None = None
-    max_epochs: int = 100
+    max_epochs: float = 100
     max_steps: int | None = None
     tol: float = 1e-3
     step_exponent: float = 0.6
@@ -136,9 +137,8 @@ class Trainer:
         self._leaves = [s.theta.requires_grad_(self.settings.learn_kernel)]
         self._leaves.append(s.Z.requires_grad_(self.settings.learn_inducing))
         self._leaves.append(s.mean.requires_grad_(self.settings.learn_mean))
-        learned = [leaf for leaf in self._leaves if leaf.requires_grad]
         # Short second-moment memory: a fit takes hundreds of steps, not tens of thousands.
-        self._adam = torch.optim.Adam(learned, betas=(0.9, 0.99)) if learned else None
+        self._adam = Adam([leaf.detach() for leaf in self._leaves], beta2=0.99)
 
     def fit(self) -> Result:
         """Full-batch sweeps or minibatch steps, as the settings say."""
@@ -232,15 +232,12 @@ class Trainer:
 
     def _move(self, rate: float) -> None:
         """One Adam step on the hyperparameters from the gradients collected so far."""
-        if self._adam is None:
-            return
         s, prior_strength = self.state, self.settings.kernel_prior
         if prior_strength and s.theta.grad is not None:
             s.theta.grad += prior_strength / self.total * (s.theta.detach() - self._start_theta)
-        for group in self._adam.param_groups:
-            group["lr"] = rate
-        self._adam.step()
-        self._adam.zero_grad()
+        self._adam.descend([leaf.grad for leaf in self._leaves], [rate] * len(self._leaves))
+        for leaf in self._leaves:
+            leaf.grad = None
 
     def _snapshot(self) -> State:
         s = self.state
@@ -280,7 +277,7 @@ class Trainer:
     def _fit_batches(self, batch: int) -> Result:
         cfg, n = self.settings, len(self.data.y)
         per_epoch = max(1, round(n / batch))
-        budget = cfg.max_steps or cfg.max_epochs * per_epoch
+        budget = cfg.max_steps or math.ceil(cfg.max_epochs * per_epoch)
         slices = self._slices(batch)
         rounds: list[float] = []
         means: list[float] = []
@@ -339,7 +336,7 @@ class Trainer:
     def _fit_full(self) -> Result:
         """Hyperparameters and q together, then q alone by steps that may only raise the ELBO."""
         history: list[float] = []
-        n = self.settings.max_epochs
+        n = math.ceil(self.settings.max_epochs)
         if self.learning:
             self._learn(history, max(1, int(0.8 * n)))
         for leaf in self._leaves:
@@ -364,7 +361,7 @@ class Trainer:
                 continue
             history.append(elbo)
             self._report(epoch + 1, self.settings.max_epochs, elbo)
-            if elbo > best_elbo + 0.1 * self.settings.tol * self.total:
+            if elbo > best_elbo + self.settings.tol * self.total:
                 recent = 0
             else:
                 recent += 1
@@ -372,7 +369,7 @@ class Trainer:
                 best, best_elbo = self._snapshot(), elbo
             elif elbo < best_elbo - 0.05 * abs(best_elbo):
                 self._rate, rho = 0.7 * self._rate, max(0.7 * rho, 0.2)
-            if recent >= 10:
+            if recent >= 5:
                 break
             self.state.q = svi.update(self.state.q, stats, 1.0, rho)
             if gradients:

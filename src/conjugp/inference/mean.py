@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from conjugp.inference.adam import Adam
 from conjugp.likelihoods.base import Likelihood
 
 # The prior mean moves every point at once, a weight only a few.
@@ -65,12 +66,7 @@ def fit_mean(
     n = len(data.y)
     total = float(data.weight.sum())
     starts = torch.arange(0, n, batch_size)
-    optimiser = torch.optim.Adam(
-        [
-            {"params": [w], "lr": learning_rate, "scale": 1.0},
-            {"params": [mean], "lr": learning_rate, "scale": _MEAN_RATE if learn_mean else 0.0},
-        ]
-    )
+    optimiser = Adam([w, mean])
     L_inv = data.L_inv
     n_steps, step = n_epochs * len(starts), 0
     # Not n over the rows of the batch: those of a short last one would count for more than others.
@@ -87,19 +83,16 @@ def fit_mean(
                 dm.mul_(data.weight[i:j].unsqueeze(1))
                 g = K.T @ dm
                 g = g if L_inv is None else L_inv @ g
-                w.grad = g.mul_(-scale).add_(w, alpha=1 / total)
-                mean.grad = dm.sum(0).mul_(-scale)
+                dw = g.mul_(-scale).add_(w, alpha=1 / total)
+                d_mean = dm.sum(0).mul_(-scale) if learn_mean else None
                 rate = learning_rate * (1 - step / n_steps)
-                for group in optimiser.param_groups:
-                    group["lr"] = rate * group["scale"]
-                optimiser.step()
+                optimiser.descend([dw, d_mean], [rate, _MEAN_RATE * rate])
                 step += 1
                 objective += float(value @ data.weight[i:j])
             if on_epoch is not None:
                 on_epoch(epoch, objective - 0.5 * float(w.square().sum()))
     except KeyboardInterrupt:
-        raise Interrupted(Mean(w.detach(), mean.detach())) from None
-    w.grad = mean.grad = None
+        raise Interrupted(Mean(w, mean)) from None
     return Mean(w, mean)
 
 

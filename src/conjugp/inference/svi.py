@@ -41,7 +41,7 @@ def clamp(site: Site, m: Tensor) -> Site:
 
 def statistics(f: Features, site: Site, mean: Tensor, weight: Tensor) -> Statistics:
     """Weighted sums A (potential - precision·mean) and A diag(precision) Aᵀ (Q3)."""
-    theta = (site.precision * weight.unsqueeze(1)).T
+    theta = (site.precision * weight.unsqueeze(1)).T.contiguous()
     r = (site.potential * weight.unsqueeze(1)).T - theta * mean.unsqueeze(1)
     if f.A.shape[0] > 1:
         return Statistics(
