@@ -159,7 +159,8 @@ class Fitter:
         train, held = data, None
         if calibrate and not full:
             data, n = hold_out(data, p.options.hold_out)
-            train, held = data.rows(0, n), data.rows(n, None)
+            if n < len(data.y):  # with too few rows for a hold-out, folds do instead
+                train, held = data.rows(0, n), data.rows(n, None)
         state = None if warm is None else self._resumed(warm, train)
         if state is None:
             state = self._start(train, self._filled(1.0), p.n_inducing, self.mean)
