@@ -178,7 +178,7 @@ class Fitter:
                 learn_kernel=False,
                 learn_mean=False,
                 learn_inducing=False,
-                max_steps=50,
+                max_steps=max(10, min(50, last_state.step // 4)),
                 min_step=0.02,
                 step_exponent=1.0,
             )

@@ -45,6 +45,8 @@ def canonical(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Rows:
 
 def _hash(X: np.ndarray, y: np.ndarray) -> np.ndarray:
     """A 64-bit hash of every row and its label, (n,)."""
+    if X.dtype not in (np.float32, np.float64):
+        X = X.astype(np.float64)
     n, D = X.shape
     words = -(-D * X.itemsize // 8)  # 64-bit words per row: one double, or two floats
     rng = np.random.default_rng(0x9E3779B9)
