@@ -88,7 +88,8 @@ def uncertainty() -> None:
     """Images that are clear, doubtful, and no digits at all (docs/examples/uncertainty.md)."""
     X, y = load_digits(return_X_y=True)
     X_train, X_test, y_train, _ = train_test_split(X, y, train_size=600, stratify=y, random_state=0)
-    clf = GPClassifier(kernels.RBF(), random_state=0).fit(X_train, y_train)
+    kernel = kernels.RBF(25.0, 30.0)
+    clf = GPClassifier(kernel, learn_hyperparameters=False, random_state=0).fit(X_train, y_train)
     order = clf.predict_proba(X_test).max(axis=1).argsort()
     rng = np.random.default_rng(0)
     shuffled = X_test[0][rng.permutation(64)]
