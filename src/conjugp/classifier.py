@@ -84,7 +84,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         Most passes over the data; minibatch fits may stop within one.
     tol : float, default=1e-3
         Gain in nats per unit of sample weight below which the ELBO counts as flat.
-    learning_rate : float, default=0.05
+    learning_rate : float, default=0.1
         Adam's step size for hyperparameters.
     class_weight : dict, "balanced" or None, default=None
         Weights of the classes; they multiply sample weights.
@@ -157,7 +157,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         temperature: str | float | None = "auto",
         max_epochs: float = 100,
         tol: float = 1e-3,
-        learning_rate: float = 0.05,
+        learning_rate: float = 0.1,
         class_weight: dict[Any, float] | str | None = None,
         warm_start: bool = False,
         device: str = "auto",
@@ -212,7 +212,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
             "learn_inducing": False,
             "batch_size": 200,
             "learning_rate": 0.02,
-            "options": FitOptions(prediction="mc", kernel_prior=0.0),
+            "options": FitOptions(prediction="mc", kernel_prior=0.0, initial_variance=1.0),
         }
         return cls(**{**settings, **changes})
 

@@ -20,7 +20,7 @@ from conjugp import decoupled, inducing
 from conjugp.calibration import VARIANCE_SCALES, Calibration, fit_calibration
 from conjugp.decoupled import KernelRows, MeanSettings
 from conjugp.inference.mean import Interrupted
-from conjugp.kernels import RBF, Kernel, Linear, Matern52
+from conjugp.kernels import RBF, Kernel, Matern52
 from conjugp.model import Model, coupled
 from conjugp.plan import Plan
 from conjugp.posterior import Posterior, prior
@@ -134,10 +134,10 @@ class Fitter:
         )
         return trainer
 
-    def _filled(self, variance: float) -> Kernel:
-        """The kernel with what the user left open: median distance and a variance."""
+    def _filled(self, variance: float, factor: float = 1.0) -> Kernel:
+        """The kernel with what the user left open: a share of the median distance, a variance."""
         kernel = self.kernel if self.kernel is not None else RBF()
-        d = median_distance(self.data.X)
+        d = factor * median_distance(self.data.X)
         return kernel.filled(torch.full((self.data.X.shape[1],), d, dtype=torch.float64), variance)
 
     def _resumed(self, warm: State, data: Data) -> State | None:
@@ -163,8 +163,11 @@ class Fitter:
                 train, held = data.rows(0, n), data.rows(n, None)
         state = None if warm is None else self._resumed(warm, train)
         if state is None:
-            state = self._start(train, self._filled(1.0), p.n_inducing, self.mean)
-        rate = 4 * p.learning_rate if full else p.learning_rate
+            variance = p.options.initial_variance
+            few = variance is None and full
+            start = self._filled(10.0, 0.5) if few else self._filled(variance or 3.0)
+            state = self._start(train, start, p.n_inducing, self.mean)
+        rate = 2 * p.learning_rate if full else p.learning_rate
         trainer = self._train(state, train, self._settings(learning_rate=rate), "fit")
         result = trainer.fit()
         last_state = result.state
@@ -270,7 +273,11 @@ class Fitter:
         start = self._filled(10.0)
         state = self._start(few, start, KERNEL_INDUCING, mean)
         settings = self._settings(
-            learn_inducing=False, batch_size=512, max_steps=KERNEL_STEPS, tol=0.0
+            learn_inducing=False,
+            batch_size=512,
+            max_steps=KERNEL_STEPS,
+            tol=0.0,
+            learning_rate=0.5 * p.learning_rate,
         )
         result = Trainer(state, few, settings, self.generator, self._progress, "kernel").fit()
         learned = result.state.template.with_theta(result.state.theta[0]).frozen()
@@ -297,13 +304,9 @@ class Fitter:
 
         best = search(starts, FACTORS, loss, D, report)
         if self.kernel is None:
-            scale = best.kernel.lengthscale  # type: ignore[attr-defined]
-            linear = Linear(median_distance(train.X), variance)
-            others = [
-                search([("rough", Matern52(scale, variance))], (1.0, 1.4), loss, D, report),
-                search([("linear", best.kernel + linear)], (1.0,), loss, D, report),
-            ]
-            best = min([best, *others], key=lambda c: c.loss)
+            rough = Matern52(best.kernel.lengthscale, variance)  # type: ignore[attr-defined]
+            other = search([("rough", rough)], (1.0, 1.4), loss, D, report)
+            best = min(best, other, key=lambda c: c.loss)
         return best.kernel
 
     def _mean_settings(self, n: int, **changes: object) -> MeanSettings:

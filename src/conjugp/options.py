@@ -23,6 +23,9 @@ class FitOptions(BaseEstimator):
         or quasi-Monte-Carlo with scrambled Sobol points.
     n_samples : int, default=1024
         Draws for ``"mc"`` and ``"qmc"``.
+    initial_variance : float or None, default=None
+        Kernel variance at the start, where the kernel leaves it open; lengthscales then start at
+        the median distance. ``None`` is 3, or 10 and half that distance with few rows.
     mean_training : {"map", "elbo"}, default="map"
         How the mean of a decoupled posterior is trained: ``"map"`` at zero latent variance, the
         posterior's mode, or ``"elbo"`` under the latent variances of the covariance.
@@ -62,6 +65,7 @@ class FitOptions(BaseEstimator):
         *,
         prediction: str = "integral",
         n_samples: int = 1024,
+        initial_variance: float | None = None,
         mean_training: str = "map",
         mean_variance: float = 30.0,
         mean_learning_rate: float = 0.1,
@@ -79,6 +83,7 @@ class FitOptions(BaseEstimator):
     ) -> None:
         self.prediction = prediction
         self.n_samples = n_samples
+        self.initial_variance = initial_variance
         self.mean_training = mean_training
         self.mean_variance = mean_variance
         self.mean_learning_rate = mean_learning_rate
@@ -106,6 +111,8 @@ class FitOptions(BaseEstimator):
             whole("options.n_covariance", self.n_covariance, 1)
         if self.cache_mb != "auto":
             whole("options.cache_mb", self.cache_mb, 0)
+        if self.initial_variance is not None:
+            number("options.initial_variance", self.initial_variance, 0, exclusive=True)
         number("options.mean_variance", self.mean_variance, 0, exclusive=True)
         number("options.mean_learning_rate", self.mean_learning_rate, 0, exclusive=True)
         number("options.step_exponent", self.step_exponent, 0, 1)
