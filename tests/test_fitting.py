@@ -162,8 +162,8 @@ def test_history_and_callback(make):
     clf = make(options=options).fit(X, y)
     assert len(seen) == len(clf.history_) > 0
     for p, row in zip(seen, clf.history_, strict=True):
-        assert (p.stage, p.epoch, p.elbo) == (row["stage"], row["epoch"], row["elbo"])
-        assert np.isfinite(p.elbo)
+        assert (p.stage, p.epoch, p.value) == (row["stage"], row["epoch"], row["value"])
+        assert np.isfinite(p.value)
     seconds = [row["seconds"] for row in clf.history_]
     assert seconds == sorted(seconds) and seconds[0] >= 0
     assert "fit" in {row["stage"] for row in clf.history_}
@@ -173,7 +173,7 @@ def test_history_and_callback(make):
 
 def test_the_elbo_rises():
     clf = fixed(bound="collapsed", tol=1e-9).fit(X, y)
-    values = [row["elbo"] for row in clf.history_]
+    values = [row["value"] for row in clf.history_]
     assert len(values) > 2 and (np.diff(values) >= -1e-9 * abs(values[-1])).all()
     assert clf.elbo_ == values[-1] < 0
 

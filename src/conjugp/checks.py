@@ -52,7 +52,8 @@ def check_parameters(clf: Any) -> tuple[Likelihood, str, FitOptions]:
     number("tol", clf.tol, 0)
     number("learning_rate", clf.learning_rate, 0, exclusive=True)
     one_of("dtype", clf.dtype, ("float32", "float64"))
-    whole("verbose", clf.verbose, 0)
+    if not isinstance(clf.verbose, bool):
+        whole("verbose", clf.verbose, 0)
     options = FitOptions() if clf.options is None else clf.options
     if not isinstance(options, FitOptions):
         raise ValueError(f"options must be a FitOptions or None; got {options!r}")

@@ -115,7 +115,8 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         Evidence lower bound of the fitted model on the training data, all constants included;
         estimated from 10,000 rows where there are more.
     history_ : list of dict
-        Stage, epoch, objective and seconds of every report during the fit.
+        Reports during the fit: stage, epoch, n_epochs, value, measure (what the value is: the
+        ELBO, the log posterior of the mean, a held-out log-likelihood) and seconds.
     n_iter_ : int
         Passes over the training data in the final fit, rounded up.
     converged_ : bool
@@ -354,7 +355,9 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
                 batch_size=512 if self.batch_size == "auto" else self.batch_size,  # type: ignore[arg-type]
                 options=options,
             )
-        kept = (self.temperature_, self.variance_scale_) if hasattr(self, "_stream") else (1.0, 1.0)
+        kept = (1.0 if self.temperature in (None, "auto") else float(self.temperature), 1.0)  # type: ignore[arg-type]
+        if hasattr(self, "_stream"):
+            kept = (self.temperature_, self.variance_scale_)
         self._keep(updated, scaling, known)
         self.temperature_, self.variance_scale_ = kept
         self._stream = stream

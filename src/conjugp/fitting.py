@@ -88,9 +88,7 @@ class Fitter:
 
     def _progress(self, p: Progress) -> None:
         seconds = time.perf_counter() - self.began
-        self.history.append(
-            {"stage": p.stage, "epoch": p.epoch, "elbo": p.elbo, "seconds": seconds}
-        )
+        self.history.append({**p._asdict(), "seconds": seconds})
         if self._on_progress is not None:
             self._on_progress(p)
 
@@ -300,7 +298,8 @@ class Fitter:
             return held_out_loss(kernel, sub, trial, self.mean, M, settings, p.seed)
 
         def report(c: Candidate) -> None:
-            self._progress(Progress("search", len(self.history), 0, -c.loss * held.total))
+            value = -c.loss * held.total
+            self._progress(Progress("search", 0, 0, value, "held-out log-likelihood"))
 
         best = search(starts, FACTORS, loss, D, report)
         if self.kernel is None:
@@ -350,13 +349,16 @@ class Fitter:
     ) -> Model:
         """Mean, then covariance; under "elbo" the mean once more, given that covariance."""
 
+        measure = "log posterior"
+
         def on_epoch(epoch: int, value: float) -> None:
             values.append(value)
-            self._progress(Progress(stage, epoch + 1, settings.n_epochs, value))
+            self._progress(Progress(stage, epoch + 1, settings.n_epochs, value, measure))
 
         model = self._fit_weights(data, start, settings, rows, on_epoch)
         if self.plan.options.mean_training == "elbo":
             start = decoupled.Mean(model.w.T.contiguous(), model.mean)
+            measure = "ELBO of the mean"
             model = self._fit_weights(data, start, settings, rows, on_epoch, model)
         return model
 

@@ -9,7 +9,7 @@ from tqdm.auto import tqdm
 
 from conjugp.training import Progress
 
-_TITLES = {"kernel": "learning the kernel", "search": "trying lengthscales"}
+_TITLES = {"kernel": "learning the kernel", "search": "trying kernels"}
 
 
 class ProgressBar:
@@ -29,9 +29,10 @@ class ProgressBar:
             self.close()
             self._stage = p.stage
             total = round(p.n_epochs, 2) or None
-            self._bar = tqdm(total=total, desc=_TITLES.get(p.stage, p.stage), unit="epoch")
+            title, unit = _TITLES.get(p.stage, p.stage), "epoch" if p.n_epochs else "kernel"
+            self._bar = tqdm(total=total, desc=title, unit=unit)
         self._bar.update(p.epoch - self._bar.n if p.n_epochs else 1)
-        self._bar.set_postfix_str(f"ELBO {p.elbo:.6g}")
+        self._bar.set_postfix_str(f"{p.measure} {p.value:.6g}")
 
     def close(self) -> None:
         """End the bar that is open."""

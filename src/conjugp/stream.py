@@ -96,7 +96,7 @@ class Stream:
         return Fitted(model, plain, elbo, self.epochs, True, self.state, history, self.seen)
 
     def _report(self, p: Progress) -> None:
-        self.history.append({"stage": p.stage, "epoch": p.epoch, "elbo": p.elbo})
+        self.history.append(p._asdict())
 
     def _started(self, data: Data, mean: Tensor) -> State:
         d = median_distance(data.X)

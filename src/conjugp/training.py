@@ -90,7 +90,8 @@ class Progress(NamedTuple):
     stage: str
     epoch: float
     n_epochs: float
-    elbo: float
+    value: float
+    measure: str = "ELBO"
 
 
 @dataclass
