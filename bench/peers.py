@@ -24,16 +24,14 @@ IMAGES = ("mnist", "fashion_mnist")  # bytes, which need no standardising
 # The same size for both: M = 200 k-means points, the same ones, learned by both.
 SAME_GPYTORCH = {"n_inducing": 200, "batch_size": 200, "learning_rate": 0.01}
 SAME_CONJUGP = {"n_inducing": 200, "covariance": "full"}
-EPOCHS = (0.05, 0.1, 0.2, 0.5, 1, 2, 3, 5, 8)
+EPOCHS = (0.1, 0.15, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5)
 
 # Each at its own best: the best of these, and of the runs above.
 BEST_GPYTORCH = [
-    {"n_inducing": M, "batch_size": B, "learning_rate": rate}
-    for M in (200, 500)
-    for B in (200, 1024)
-    for rate in (0.01, 0.03)
+    {"n_inducing": 200, "batch_size": 200, "learning_rate": 0.03},
+    {"n_inducing": 500, "batch_size": 1024, "learning_rate": 0.03},
 ]
-BEST_CONJUGP = [{}, {"n_inducing": 1000}, {"n_inducing": 500}]
+BEST_CONJUGP = [{}, {"n_inducing": 1000}]
 
 CLOSE = 1.001  # GPyTorch has reached its best NLL when it is this near
 WANTED = 10.0  # ratio of seconds
@@ -180,7 +178,7 @@ class Contest:
                 break
         return {**verdict(target, peer, fits), "gpytorch": [peer], "conjugp": fits}
 
-    def own_best(self, before: Run) -> Run:
+    def own_best(self, before: Run, epochs: Iterable[float]) -> Run:
         """The best GPyTorch setting within the budget against the fastest conjugp fit as good."""
         peers = before["gpytorch"] + [
             self.gpytorch(settings, self.budget)
@@ -189,6 +187,14 @@ class Contest:
         ]
         fits = [self.conjugp(settings) for settings in BEST_CONJUGP]
         peer = min(peers, key=best_nll)
+        # Longer M = 200 fits, while they may still be the quickest to get there.
+        tried = before["conjugp"][-1]
+        for n in (n for n in epochs if n > tried["settings"]["max_epochs"]):
+            reached = min([*before["conjugp"], *fits], key=lambda fit: fit["nll"])
+            if tried["nll"] <= best_nll(peer) or tried["seconds"] > reached["seconds"]:
+                break
+            tried = self.conjugp({**SAME_CONJUGP, "max_epochs": n})
+            fits.append(tried)
         found = verdict(best_nll(peer), peer, before["conjugp"] + fits)
         return {**found, "gpytorch": peers[1:], "conjugp": fits}
 
@@ -267,7 +273,7 @@ def main() -> None:
     result["same_size"] = contest.same_size(arguments.epochs)
     keep(arguments.output, arguments.set, result)
     if not arguments.only_same:
-        result["own_best"] = contest.own_best(result["same_size"])
+        result["own_best"] = contest.own_best(result["same_size"], arguments.epochs)
         keep(arguments.output, arguments.set, result)
         if arguments.longer:
             found = contest.down_to_default(result["own_best"], arguments.longer)
