@@ -22,6 +22,7 @@ X, y = toy(60)
 OUT_OF_RANGE = {
     "prediction": ["exact", None, 1],
     "n_samples": [0, -1, 2.5, "many", True],
+    "initial_variance": [0.0, -1.0, np.nan, np.inf, "big"],
     "mean_training": ["mode", None],
     "mean_variance": [0.0, -1.0, np.nan, np.inf, "big"],
     "mean_learning_rate": [0.0, np.nan, np.inf, None],
@@ -141,7 +142,7 @@ def test_jitter():
 def test_a_strong_kernel_prior_keeps_the_kernel():
     moved = []
     for strength in (0.0, 10.0, 100.0):
-        options = FitOptions(kernel_prior=strength)
+        options = FitOptions(kernel_prior=strength, initial_variance=1.0)
         clf = GPClassifier(max_epochs=15, temperature=None, random_state=0, options=options)
         moved.append(abs(np.log(clf.fit(X, y).kernel_.variance)))
     assert moved[0] > 2 * moved[1] > 4 * moved[2]

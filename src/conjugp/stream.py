@@ -19,7 +19,7 @@ from conjugp.options import FitOptions
 from conjugp.posterior import Posterior, prior
 from conjugp.training import Data, Progress, Settings, State, Trainer, initial_state
 
-_STEPS = 10  # natural-gradient steps per batch of rows
+_STEPS = 15  # passes over each batch of rows
 
 
 class Stream:
@@ -68,28 +68,25 @@ class Stream:
         batch_size: int | None,
         options: FitOptions,
     ) -> Fitted:
-        """Take in one batch of rows."""
-        state = self._started(data, mean) if self.state is None else self._grown(data, options)
-        self.seen += data.total
-        # The statistics of the batch stand for all rows seen so far.
-        scaled = data._replace(weight=data.weight * (self.seen / data.total))
+        """Take in one batch of rows, `batch_size` of them at a time."""
         settings = Settings(
             self.likelihood,
             self.bound,
             learn_kernel,
             learn_mean,
-            False,
-            learning_rate,
-            batch_size,
-            step_exponent=options.step_exponent,
-            min_step=options.min_step,
-            chunk_size=options.chunk_size,
-            kernel_prior=0.0,
+            learning_rate=learning_rate,
             jitter=options.jitter,
         )
-        trainer = Trainer(state, scaled, settings, self.generator, self._report, "stream")
-        elbo = trainer.steps(_STEPS)
-        self.state, self.epochs = trainer.state, self.epochs + 1
+        size, elbo = batch_size or len(data.y), math.nan
+        for i in range(0, len(data.y), size):
+            part = data.rows(i, i + size)
+            state = self._started(part, mean) if self.state is None else self._grown(part, options)
+            self.seen += part.total
+            trainer = Trainer(state, part, settings, self.generator, self._report, "stream")
+            elbo = trainer.absorb(part.total / self.seen, _STEPS)
+            self.state = trainer.state
+        assert self.state is not None
+        self.epochs += 1
         model = coupled(self.state, self.likelihood, self.bound, options.jitter)
         plain = Calibration(1.0, 1.0, math.inf)
         history = list(self.history)

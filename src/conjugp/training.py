@@ -153,20 +153,32 @@ class Trainer:
             for leaf in self._leaves:
                 leaf.requires_grad_(False).grad = None
 
-    def steps(self, n_steps: int) -> float:
-        """A few steps on batches of the data, for streams; the ELBO estimate of the last."""
-        n = len(self.data.y)
-        batch = min(self.settings.batch_size or n, n)
-        slices = self._slices(batch)
-        elbo = math.nan
+    def absorb(self, share: float, n_steps: int) -> float:
+        """Add the data's sites to q, for streams; those it holds stay as they are.
+
+        Statistics are sums over points (Q3). The data are this share of all rows so far.
+        """
+        held, elbo = self.state.q, math.nan
         good = self._snapshot()
         for _ in range(n_steps):
-            part = self.data.rows(*next(slices))
-            rho = max((self.state.step + 1) ** -self.settings.step_exponent, self.settings.min_step)
             try:
-                elbo = self._step(part, n / len(part.y), rho, self._rate)
+                q = moments(self.state.q)
+                gradients = self.learning and self.state.step >= 5
+                stats = self._pass(self.data, q, 1.0, gradients)
+                elbo = float(stats.bound) / share - float(kl(q))
+                if not math.isfinite(elbo):
+                    raise FloatingPointError("the ELBO is not finite")
             except (NotPositiveDefiniteError, FloatingPointError):
                 self._restore(good)
+                continue
+            # Not all the way: sites of the tight bound could overshoot.
+            self.state.q = Posterior(
+                torch.lerp(self.state.q.h, held.h + stats.h, 0.7),
+                torch.lerp(self.state.q.P, held.P + stats.P, 0.7),
+            )
+            self.state.step += 1
+            if gradients:
+                self._move(self._rate)
         self._report(self.state.step, 0, elbo)
         for leaf in self._leaves:
             leaf.requires_grad_(False).grad = None
