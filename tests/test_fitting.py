@@ -15,6 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from conjugp import FitOptions, GPClassifier
 from conjugp import decoupled as decoupled_module
+from conjugp.calibration import VARIANCE_SCALES, fit_calibration
 from conjugp.fitting import (
     FOLDS,
     cache_bytes,
@@ -109,8 +110,9 @@ def test_median_distance():
 
 
 def test_cache_bytes():
-    assert cache_bytes(3) == 3 * 2**20 and cache_bytes(0) == 0
-    assert cache_bytes("auto") > 0
+    cpu = torch.device("cpu")
+    assert cache_bytes(3, cpu) == 3 * 2**20 and cache_bytes(0, cpu) == 0
+    assert cache_bytes("auto", cpu) > 0
 
 
 def test_an_elbo_from_a_sample(monkeypatch):
@@ -186,7 +188,8 @@ def test_verbose(make, capsys):
     assert silent.out == "" and silent.err == ""
     make(verbose=1).fit(X, y)
     loud = capsys.readouterr()
-    assert loud.out == "" and "ELBO -" in loud.err and "fit" in loud.err
+    measure = "log posterior -" if make is decoupled else "ELBO -"
+    assert loud.out == "" and measure in loud.err and "fit" in loud.err
     assert "epoch" in loud.err and "<" in loud.err  # how far, and how long it will take
 
 
@@ -334,3 +337,35 @@ def test_a_stream_from_before_is_forgotten():
         warnings.simplefilter("ignore")
         clf.partial_fit(1000 * X[:, :1] + 5, y)
     assert clf.score(1000 * X[:, :1] + 5, y) >= before - 0.1
+
+
+def test_calibrate_knows_a_decoupled_fit():
+    """Also where all its points carry the covariance, as with few of them."""
+    clf = decoupled(options=FitOptions()).fit(X, y)
+    assert clf.calibrate(X, y).variance_scale_ in VARIANCE_SCALES
+    m, v = clf.predict_latent(X)
+    found = fit_calibration(
+        clf._fitted.model.likelihood,
+        torch.tensor(m),
+        torch.tensor(v),
+        torch.tensor(y),
+        torch.ones(len(y)),
+        VARIANCE_SCALES,
+    )
+    assert clf.variance_scale_ == found.variance_scale
+    assert clf.temperature_ == pytest.approx(found.temperature, rel=1e-3)
+
+
+@quiet
+def test_rows_held_out_do_not_unsettle_the_posterior():
+    """The stage on all rows takes short steps: its first does not throw q away."""
+    clf = minibatch(temperature="auto").fit(X, y)
+    stages = [(row["stage"], row["value"]) for row in clf.history_]
+    last = [value for stage, value in stages if stage == "fit"][-1]
+    after = [value for stage, value in stages if stage == "all rows"]
+    assert all(value > last - 0.25 * abs(last) for value in after)
+
+
+@quiet
+def test_a_decoupled_full_batch_takes_enough_steps():
+    assert decoupled(batch_size=None).fit(X, y).n_iter_ > 50

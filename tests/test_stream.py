@@ -88,7 +88,8 @@ def test_inducing_points_grow_up_to_the_limit():
     for i in range(0, 80, 20):
         clf.partial_fit(X[i : i + 20], y[i : i + 20], classes=CLASSES)
         numbers.append(len(clf.inducing_points_))
-    assert numbers == [20, 40, 50, 50]
+    # A row that the points before it explain does not become one.
+    assert numbers[0] == 20 and 30 <= numbers[1] <= 40 and numbers[2:] == [50, 50]
     first = clf.inducing_points_[:20]
     assert {tuple(x) for x in np.round(first, 9)} == {tuple(x) for x in np.round(X[:20], 9)}
 
@@ -98,8 +99,8 @@ def test_new_points_leave_the_posterior_as_it_was():
     m, v = clf.predict_latent(X)
     stream = clf._stream
     data = clf._labelled(X[40:80], y[40:80], None)
-    state = stream._grown(data, FitOptions())
-    assert len(state.Z) == 80
+    state = stream._grown(stream.state, data, FitOptions())
+    assert 60 < len(state.Z) <= 80
     clf._fitted.model = coupled(state, stream.likelihood, stream.bound)
     m2, v2 = clf.predict_latent(X)
     np.testing.assert_allclose(m2, m, atol=1e-3)

@@ -75,6 +75,8 @@ def check_device(name: str, n_rows: int) -> torch.device:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"device must be 'auto' or a torch device; got {name!r}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be 'auto', a CPU or a CUDA device; got {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={name!r}, but torch finds no CUDA device")
     return device

@@ -67,7 +67,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         covariance share fewer points than there are rows.
     batch_size : int, "auto" or None, default="auto"
         Rows per step; ``None`` is the full batch, with which ``"collapsed"`` and ``"augmented"``
-        are exact coordinate ascent.
+        are exact coordinate ascent where mean and covariance share their inducing points.
     learn_hyperparameters : bool, default=True
         Whether kernel parameters are learned.
     shared_kernel : bool, default=True
@@ -81,17 +81,19 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         Exponent 1/T on the probabilities. ``"auto"`` finds T on rows the fit has not seen,
         ``None`` leaves the posterior predictive as it is.
     max_epochs : float, default=100
-        Most passes over the data; minibatch fits may stop within one.
+        Most passes over the data, at least a few with the full batch and at most 10 where the mean
+        has its own inducing points; minibatch fits may stop within one.
     tol : float, default=1e-3
         Gain in nats per unit of sample weight below which the ELBO counts as flat.
     learning_rate : float, default=0.1
-        Adam's step size for hyperparameters.
+        Adam's step size for hyperparameters; twice that with the full batch.
     class_weight : dict, "balanced" or None, default=None
         Weights of the classes; they multiply sample weights.
     warm_start : bool, default=False
-        Whether ``fit`` goes on from the previous fit's kernel and inducing points.
+        Whether ``fit`` goes on from the previous fit: from all of it where mean and covariance
+        share their inducing points, from its kernel otherwise.
     device : str, default="auto"
-        ``"auto"`` takes a GPU for large data where there is one; else any torch device.
+        ``"auto"`` takes a GPU for large data where there is one; else a CPU or CUDA device.
     dtype : {"float32", "float64"}, default="float32"
         Working precision. Up to 1,000 distinct rows it is float64 in any case.
     random_state : int, RandomState instance or None, default=None
@@ -295,8 +297,8 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
 
         N is the weight seen so far. Input scales come from the first call, inducing points too,
         and more are added from later batches while there are fewer than ``n_inducing``. The
-        temperature stays 1 until ``calibrate``. After ``fit`` it goes on from that posterior where
-        mean and covariance share their inducing points.
+        temperature stays 1 until ``calibrate``. After ``fit`` it goes on from that posterior, and
+        keeps its temperature, where mean and covariance share their inducing points.
 
         Parameters
         ----------
@@ -315,6 +317,8 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
             The classifier, updated.
         """
         likelihood, bound, options = check_parameters(self)
+        if not self.shared_kernel:
+            raise ValueError("partial_fit needs shared_kernel=True: one kernel for all classes")
         fitted = hasattr(self, "_fitted")
         if not fitted and classes is None:
             raise ValueError("classes must be given in the first call of partial_fit")
@@ -330,12 +334,13 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
             else:
                 center = self.kernel is None or self.kernel.stationary
                 scaling = fit_scaling(rows.X, rows.weight, center)
-            stream = getattr(self, "_stream", None)
+            stream, goes_on = getattr(self, "_stream", None), True
             if stream is None:
                 limit = COUPLED_INDUCING if self.n_inducing in ("auto", None) else self.n_inducing
                 kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
                 stream = Stream(kernel, int(limit), likelihood, bound, self._seed())  # type: ignore[arg-type]
-                if fitted and not stream.resume(self._fitted):
+                goes_on = fitted and stream.resume(self._fitted)
+                if fitted and not goes_on:
                     warnings.warn(
                         "the fitted posterior is decoupled, and a stream needs one set of inducing "
                         "points: partial_fit keeps its kernel and starts again from the prior",
@@ -356,7 +361,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
                 options=options,
             )
         kept = (1.0 if self.temperature in (None, "auto") else float(self.temperature), 1.0)  # type: ignore[arg-type]
-        if hasattr(self, "_stream"):
+        if fitted and goes_on:
             kept = (self.temperature_, self.variance_scale_)
         self._keep(updated, scaling, known)
         self.temperature_, self.variance_scale_ = kept
@@ -384,8 +389,8 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         """
         data = self._labelled(X, y, sample_weight)
         m, v = self._fitted.model.latent(data.X)
-        coupled = self._fitted.model.L_inv.shape[-1] == len(self._fitted.model.Z)
-        scales = (1.0,) if coupled else VARIANCE_SCALES
+        # Only coupled fits have one matrix per class.
+        scales = (1.0,) if self._fitted.model.S.family == "full" else VARIANCE_SCALES
         found = fit_calibration(self._fitted.model.likelihood, m, v, data.y, data.weight, scales)
         self.temperature_, self.variance_scale_ = found.temperature, found.variance_scale
         return self

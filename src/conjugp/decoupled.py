@@ -1,7 +1,7 @@
 """A posterior whose mean has thousands of inducing points and whose covariance has few.
 
-The order is kernel, mean, covariance: each is the optimum of its part of the ELBO given the ones
-before (docs/math.md, Q7).
+The order is kernel, mean (by default the posterior's mode), covariance given that mean
+(docs/math.md, Q7).
 """
 
 from __future__ import annotations

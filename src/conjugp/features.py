@@ -22,11 +22,6 @@ class Basis(NamedTuple):
     Z: Tensor  # (M, D)
     L_inv: Tensor  # (K, M, M), lower triangular, L_inv K_ZZ L_invᵀ = I
 
-    @property
-    def shared(self) -> bool:
-        """Whether all classes use one kernel."""
-        return len(self.kernels) == 1
-
 
 class Features(NamedTuple):
     """A = L⁻¹ K_ZX and what it leaves unexplained, k̃ = k(x, x) - Σ A²."""

@@ -117,7 +117,8 @@ class Fitter:
     def _start(self, data: Data, kernel: Kernel, n_inducing: int, mean: Tensor) -> State:
         p = self.plan
         if isinstance(p.inducing, Tensor):
-            Z = p.inducing
+            few = torch.randperm(len(p.inducing), generator=self.generator)[:n_inducing]
+            Z = p.inducing if n_inducing >= len(p.inducing) else p.inducing[few.to(data.X.device)]
         else:
             Z = inducing.choose(p.inducing, data.X, data.weight, n_inducing, kernel, self.generator)
         kernels = [kernel] * (1 if p.shared_kernel else data.n_classes)
@@ -182,6 +183,7 @@ class Fitter:
                 max_steps=max(10, min(50, last_state.step // 4)),
                 min_step=0.02,
                 step_exponent=1.0,
+                first_step=20,
             )
             last_state = self._train(last_state, data, rest, "all rows").fit().state
             model = coupled(last_state, p.likelihood, p.bound, p.options.jitter)
@@ -240,7 +242,7 @@ class Fitter:
         settings = self._mean_settings(len(data.y))
         if p.temperature is not None:
             calibration = Calibration(p.temperature, 1.0, math.inf)
-        elif len(data.y) <= CROSS_FIT_ROWS:
+        elif len(data.y) <= CROSS_FIT_ROWS or not len(held.y):
             calibration = self._cross_fit_mean(kernel)
         else:
             calibration = None
@@ -261,7 +263,8 @@ class Fitter:
             model = self._fit_mean(data, start, settings, rows, values, "all rows")
         state = without_posterior(model)
         elbo, converged = estimated_elbo(model, data), gain < 10 * p.tol
-        return Fitted(model, calibration, elbo, len(values), converged, state, self.history)
+        total = data.total
+        return Fitted(model, calibration, elbo, len(values), converged, state, self.history, total)
 
     def _choose_kernel(self, train: Data, held: Data) -> Kernel:
         """Learn feature scales by a small ELBO, then try scales and lengthscales on held-out."""
@@ -310,7 +313,11 @@ class Fitter:
 
     def _mean_settings(self, n: int, **changes: object) -> MeanSettings:
         p = self.plan
-        n_epochs = math.ceil(min(p.max_epochs, 10 if n < 100_000 else 6))
+        n_epochs = 10 if n < 100_000 else 6
+        if p.batch_size:
+            # A few hundred steps, however large the batch.
+            n_epochs = max(n_epochs, 300 * p.batch_size // n)
+        n_epochs = math.ceil(min(p.max_epochs, n_epochs))
         settings = MeanSettings(
             p.likelihood,
             p.bound,
@@ -319,7 +326,7 @@ class Fitter:
             or max(256, min(8192, 2 ** round(math.log2(n_epochs * n / 500)))),
             learning_rate=p.options.mean_learning_rate,
             learn_mean=p.learn_mean,
-            cache_bytes=cache_bytes(p.options.cache_mb),
+            cache_bytes=cache_bytes(p.options.cache_mb, self.data.X.device),
             jitter=p.options.jitter,
         )
         return replace(settings, **changes)  # type: ignore[arg-type]
@@ -480,10 +487,12 @@ def largest_classes(data: Data, most: int) -> Data:
     return Data(data.X[rows], label[data.y][rows], data.weight[rows], most)
 
 
-def cache_bytes(cache_mb: int | str) -> int:
+def cache_bytes(cache_mb: int | str, device: torch.device) -> int:
     """Bytes that cached kernel values may take."""
     if cache_mb != "auto":
         return int(cache_mb) * 2**20
+    if device.type == "cuda":
+        return int(0.4 * torch.cuda.mem_get_info(device)[0])
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):

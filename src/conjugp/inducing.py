@@ -24,11 +24,12 @@ def choose(
     """`n` inducing points (n, D) for the rows X (N, D), all distinct rows if n reaches them."""
     distinct = torch.unique(X, dim=0) if n * 4 > len(X) else X
     if n >= len(distinct):
-        return distinct
+        # `unique` sorts, and the first points carry the covariance of a decoupled posterior.
+        return distinct[torch.randperm(len(distinct), generator=generator).to(X.device)]
     if strategy == "kmeans":
         return kmeans(X, weight, n, generator)
     if strategy == "greedy":
-        return greedy(X, n, kernel, generator)
+        return greedy(X, n, kernel)
     return X[_draw(weight, n, generator)]
 
 
@@ -104,7 +105,7 @@ def _draw(weight: Tensor, n: int, generator: torch.Generator) -> Tensor:
     return drawn.to(weight.device)
 
 
-def greedy(X: Tensor, n: int, kernel: Kernel, generator: torch.Generator) -> Tensor:
+def greedy(X: Tensor, n: int, kernel: Kernel) -> Tensor:
     """The points of greatest variance given those before: a pivoted Cholesky factorisation."""
     X = X[: max(2000, _ROWS_PER_CENTRE * n)]
     residual = kernel.diag(X).clone()

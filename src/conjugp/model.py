@@ -45,7 +45,7 @@ class Model:
     def latent(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of q(f) at X (n, D), both (n, C), in chunks."""
         size = max(1, _CHUNK_ELEMENTS // (len(self.Z) * len(self.kernels)))
-        parts = [self._latent(X[i : i + size]) for i in range(0, len(X), size)]
+        parts = [self._latent(X[i : i + size]) for i in range(0, max(len(X), 1), size)]
         m, v = zip(*parts, strict=True)
         return torch.cat(m), torch.cat(v)
 
@@ -111,7 +111,7 @@ def coupled(state: State, likelihood: Likelihood, bound: str, jitter: float | No
         b.Z,
         q.w,
         alpha,
-        state.mean.detach(),
+        state.mean.detach().clone(),
         b.L_inv,
         Covariance("full", q.R),
     )

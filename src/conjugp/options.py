@@ -24,8 +24,9 @@ class FitOptions(BaseEstimator):
     n_samples : int, default=1024
         Draws for ``"mc"`` and ``"qmc"``.
     initial_variance : float or None, default=None
-        Kernel variance at the start, where the kernel leaves it open; lengthscales then start at
-        the median distance. ``None`` is 3, or 10 and half that distance with few rows.
+        Kernel variance at the start of a coupled fit, where the kernel leaves it open;
+        lengthscales then start at the median distance. ``None`` is 3, or 10 and half that
+        distance with the full batch.
     mean_training : {"map", "elbo"}, default="map"
         How the mean of a decoupled posterior is trained: ``"map"`` at zero latent variance, the
         posterior's mode, or ``"elbo"`` under the latent variances of the covariance.

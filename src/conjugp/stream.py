@@ -20,6 +20,7 @@ from conjugp.posterior import Posterior, prior
 from conjugp.training import Data, Progress, Settings, State, Trainer, initial_state
 
 _STEPS = 15  # passes over each batch of rows
+_MIN_SHARE = 1e-3  # of its prior variance a row must keep to become an inducing point
 
 
 class Stream:
@@ -78,16 +79,21 @@ class Stream:
             jitter=options.jitter,
         )
         size, elbo = batch_size or len(data.y), math.nan
+        state, seen = self.state, self.seen
         for i in range(0, len(data.y), size):
             part = data.rows(i, i + size)
-            state = self._started(part, mean) if self.state is None else self._grown(part, options)
-            self.seen += part.total
+            if state is None:
+                state = self._started(part, mean, options.initial_variance)
+            else:
+                state = self._grown(state, part, options)
+            seen += part.total
             trainer = Trainer(state, part, settings, self.generator, self._report, "stream")
-            elbo = trainer.absorb(part.total / self.seen, _STEPS)
-            self.state = trainer.state
-        assert self.state is not None
-        self.epochs += 1
-        model = coupled(self.state, self.likelihood, self.bound, options.jitter)
+            elbo = trainer.absorb(part.total / seen, _STEPS)
+            state = trainer.state
+        assert state is not None
+        # All at once, so that a failure or Ctrl-C on the way leaves the stream as it was.
+        self.state, self.seen, self.epochs = state, seen, self.epochs + 1
+        model = coupled(state, self.likelihood, self.bound, options.jitter)
         plain = Calibration(1.0, 1.0, math.inf)
         history = list(self.history)
         return Fitted(model, plain, elbo, self.epochs, True, self.state, history, self.seen)
@@ -95,29 +101,29 @@ class Stream:
     def _report(self, p: Progress) -> None:
         self.history.append(p._asdict())
 
-    def _started(self, data: Data, mean: Tensor) -> State:
+    def _started(self, data: Data, mean: Tensor, variance: float | None) -> State:
         d = median_distance(data.X)
         scale = torch.full((data.X.shape[1],), d, dtype=torch.float64)
-        kernel = (self.kernel if self.kernel is not None else RBF()).filled(scale, 10.0)
+        kernel = (self.kernel if self.kernel is not None else RBF()).filled(scale, variance or 10.0)
         n = min(self.limit, len(data.y))
         Z = inducing.choose("kmeans", data.X, data.weight, n, kernel, self.generator)
         return initial_state([kernel], Z, mean.clone())
 
-    def _grown(self, data: Data, options: FitOptions) -> State:
+    def _grown(self, state: State, data: Data, options: FitOptions) -> State:
         """Add the rows that the present inducing points explain least.
 
         In whitened coordinates new points come last and leave the old coordinates as they were,
         so the posterior only gains coordinates at their prior.
         """
-        state = self.state
-        assert state is not None
+        theta, Z, mean = state.theta.clone(), state.Z.clone(), state.mean.clone()
+        state = replace(state, theta=theta, Z=Z, mean=mean)
         room = self.limit - len(state.Z)
         if room <= 0:
             return state
         f = features(basis(state.kernels, state.Z, options.jitter), data.X)
         share = f.residual[0] / state.kernels[0].diag(data.X)
-        new = torch.unique(data.X[torch.argsort(share, descending=True)[:room]], dim=0)
-        new = new[:room]
+        order = torch.argsort(share, descending=True)
+        new = torch.unique(data.X[order[share[order] > _MIN_SHARE][:room]], dim=0)
         C, M, k = len(state.mean), len(state.Z), len(new)
         grown = prior(C, M + k, state.Z)
         grown.h[:, :M] = state.q.h

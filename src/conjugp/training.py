@@ -60,6 +60,7 @@ class Settings:
     max_steps: int | None = None
     tol: float = 1e-3
     step_exponent: float = 0.6
+    first_step: int = 1  # the first natural-gradient step has size first_step ** -step_exponent
     min_step: float = 0.05
     chunk_size: int = 4096
     # Strength of a Gaussian prior on the log kernel parameters around their start, in nats.
@@ -301,7 +302,7 @@ class Trainer:
             left = 1.0 if anneal is None else 1 - (t - anneal[0]) / (anneal[1] - anneal[0])
             if anneal is not None and t >= anneal[1]:
                 break
-            rho = max((t + 1) ** -cfg.step_exponent, cfg.min_step * max(left, 0.1))
+            rho = max((cfg.first_step + t) ** -cfg.step_exponent, cfg.min_step * max(left, 0.1))
             part = self.data.rows(*next(slices))
             try:
                 elbo = self._step(part, n / len(part.y), rho, self._rate * max(left, 0.02))
