@@ -207,23 +207,26 @@ class Fitter:
         settings = self._settings(
             learn_kernel=False, learn_mean=False, learn_inducing=False, max_epochs=30, tol=0.1
         )
-        ms, vs, chosen = [], [], []
-        for rows in folds(data):
+
+        def predict(rows: Tensor) -> tuple[Tensor, Tensor]:
             train = data._replace(weight=data.weight * ~rows)
             fresh = replace(state, q=prior(len(state.mean), len(state.Z), state.Z), step=0)
-            result = Trainer(fresh, train, settings, self.generator).fit()
-            m, v = coupled(result.state, p.likelihood, p.bound, p.options.jitter).latent(
-                data.X[rows]
-            )
-            ms.append(m)
-            vs.append(v)
-            chosen.append(rows.nonzero()[:, 0])
-        if not chosen:
+            fitted = Trainer(fresh, train, settings, self.generator).fit().state
+            return coupled(fitted, p.likelihood, p.bound, p.options.jitter).latent(data.X[rows])
+
+        return self._folded(predict, (1.0,))
+
+    def _folded(
+        self, predict: Callable[[Tensor], tuple[Tensor, Tensor]], scales: tuple[float, ...]
+    ) -> Calibration:
+        """The calibration of every fold's latent moments, predicted without its rows."""
+        data = self.data
+        masks = folds(data)
+        if not masks:
             return Calibration(1.0, 1.0, math.inf)
-        i = torch.cat(chosen)
-        return fit_calibration(
-            p.likelihood, torch.cat(ms), torch.cat(vs), data.y[i], data.weight[i]
-        )
+        m, v = (torch.cat(part) for part in zip(*map(predict, masks), strict=True))
+        i = torch.cat([mask.nonzero()[:, 0] for mask in masks])
+        return fit_calibration(self.plan.likelihood, m, v, data.y[i], data.weight[i], scales)
 
     # --- decoupled ----------------------------------------------------------------------------
 
@@ -402,23 +405,17 @@ class Fitter:
 
     def _cross_fit_mean(self, kernel: Kernel) -> Calibration:
         """A temperature from folds, each predicted by a mean fitted to the others."""
-        p, data = self.plan, self.data
-        ms, vs, chosen = [], [], []
-        for rows in folds(data):
+        data = self.data
+
+        def predict(rows: Tensor) -> tuple[Tensor, Tensor]:
             train = Data(data.X[~rows], data.y[~rows], data.weight[~rows], data.n_classes)
             Z = self._inducing(kernel, train)
             start = decoupled.start_mean(len(Z), self.mean)
             settings = self._mean_settings(len(train.y))
             source = decoupled.kernel_rows(kernel, Z, train, settings)
-            m, v = self._fit_weights(train, start, settings, source).latent(data.X[rows])
-            ms.append(m)
-            vs.append(v)
-            chosen.append(rows.nonzero()[:, 0])
-        if not chosen:
-            return Calibration(1.0, 1.0, math.inf)
-        i = torch.cat(chosen)
-        m, v = torch.cat(ms), torch.cat(vs)
-        return fit_calibration(p.likelihood, m, v, data.y[i], data.weight[i], VARIANCE_SCALES)
+            return self._fit_weights(train, start, settings, source).latent(data.X[rows])
+
+        return self._folded(predict, VARIANCE_SCALES)
 
 
 def without_posterior(model: Model) -> State:
