@@ -163,8 +163,10 @@ class Fitter:
         state = None if warm is None else self._resumed(warm, train)
         if state is None:
             variance = p.options.initial_variance
-            few = variance is None and full
-            start = self._filled(10.0, 0.5) if few else self._filled(variance or 3.0)
+            # A kernel that starts too short learns faster than one that starts too long.
+            start = (
+                self._filled(10.0 if full else 3.0, 0.5) if not variance else self._filled(variance)
+            )
             state = self._start(train, start, p.n_inducing, self.mean)
         rate = 2 * p.learning_rate if full else p.learning_rate
         trainer = self._train(state, train, self._settings(learning_rate=rate), "fit")

@@ -25,8 +25,8 @@ class FitOptions(BaseEstimator):
         Draws for ``"mc"`` and ``"qmc"``.
     initial_variance : float or None, default=None
         Kernel variance at the start of a coupled fit, where the kernel leaves it open;
-        lengthscales then start at the median distance. ``None`` is 3, or 10 and half that
-        distance with the full batch.
+        lengthscales then start at the median distance. ``None`` is 3, or 10 with the full
+        batch, and half that distance.
     mean_training : {"map", "elbo"}, default="map"
         How the mean of a decoupled posterior is trained: ``"map"`` at zero latent variance, the
         posterior's mode, or ``"elbo"`` under the latent variances of the covariance.

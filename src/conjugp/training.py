@@ -185,6 +185,10 @@ class Trainer:
             leaf.requires_grad_(False).grad = None
         return elbo
 
+    def _statistics(self, part: Data, f: Features, q: Moments) -> svi.Statistics:
+        cfg, mean = self.settings, self.state.mean.detach()
+        return svi.evaluate(q, cfg.likelihood, cfg.bound, f, part.y, mean, part.weight, False)[0]
+
     # --- one pass -----------------------------------------------------------------------------
 
     def _pass(self, part: Data, q: Moments, scale: float, gradients: bool) -> svi.Statistics:
@@ -207,9 +211,11 @@ class Trainer:
             # Adam minimises, and per unit of weight the steps do not depend on N.
             c = -scale / self.total
             if f.A.requires_grad:
-                torch.autograd.backward(
-                    [f.A, f.residual], [c * grads.features.A, c * grads.features.residual]
-                )
+                # As one number: handing gradients to autograd makes torch import its compiler.
+                g = grads.features
+                with torch.enable_grad():
+                    surrogate = c * ((f.A * g.A).sum() + (f.residual * g.residual).sum())
+                surrogate.backward()
             if s.mean.requires_grad:
                 g = c * grads.mean
                 s.mean.grad = g if s.mean.grad is None else s.mean.grad + g
@@ -235,14 +241,7 @@ class Trainer:
             self._features = lambda part: features(b, part.X)
             self._cache = [self._features(p) for p in parts] if size < 2**27 else []
         found = self._cache or (self._features(p) for p in parts)
-        stats = []
-        for part, f in zip(parts, found, strict=True):
-            stats.append(
-                svi.evaluate(
-                    q, cfg.likelihood, cfg.bound, f, part.y, s.mean.detach(), part.weight, False
-                )[0]
-            )
-        return svi.add(stats)
+        return svi.add([self._statistics(part, f, q) for part, f in zip(parts, found, strict=True)])
 
     def _move(self, rate: float) -> None:
         """One Adam step on the hyperparameters from the gradients collected so far."""

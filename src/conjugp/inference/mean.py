@@ -106,4 +106,5 @@ def _bound(
     m = m.detach().requires_grad_()
     with torch.enable_grad():
         value = likelihood.log_prob(y, m)
-    return value.detach(), torch.autograd.grad(value, m, torch.ones_like(value))[0]
+        total = value.sum()
+    return value.detach(), torch.autograd.grad(total, m)[0]

@@ -86,10 +86,11 @@ def evaluate(
     m = (m + mean).requires_grad_(gradients)
     with torch.set_grad_enabled(gradients):
         site = likelihood.site(y, m, v, bound)
+        total = (site.bound * weight).sum()
     s = statistics(f, clamp(site, m.detach()), mean, weight)
     if not gradients:
         return s, None
     # Not potential - precision·m: that cancels where an augmented site is very precise.
-    (dm,) = torch.autograd.grad(site.bound, m, weight)
+    (dm,) = torch.autograd.grad(total, m)
     dv = -0.5 * site.precision * weight.unsqueeze(1)
     return s._replace(bound=s.bound.detach()), Gradients(pullback(q, f, W, dm, dv), dm.sum(0))
