@@ -208,18 +208,22 @@ class Trainer:
             gradients,
         )
         if grads is not None:
-            # Adam minimises, and per unit of weight the steps do not depend on N.
-            c = -scale / self.total
-            if f.A.requires_grad:
-                # As one number: handing gradients to autograd makes torch import its compiler.
-                g = grads.features
-                with torch.enable_grad():
-                    surrogate = c * ((f.A * g.A).sum() + (f.residual * g.residual).sum())
-                surrogate.backward()
-            if s.mean.requires_grad:
-                g = c * grads.mean
-                s.mean.grad = g if s.mean.grad is None else s.mean.grad + g
+            self._collect(f, grads, scale)
         return stats
+
+    def _collect(self, f: Features, grads: svi.Gradients, scale: float) -> None:
+        """Add a batch's share of the gradients to the leaves, through the graph of its features."""
+        # Adam minimises, and per unit of weight the steps do not depend on N.
+        c, mean = -scale / self.total, self.state.mean
+        if f.A.requires_grad:
+            # As one number: handing gradients to autograd makes torch import its compiler.
+            g = grads.features
+            with torch.enable_grad():
+                surrogate = c * ((f.A * g.A).sum() + (f.residual * g.residual).sum())
+            surrogate.backward()
+        if mean.requires_grad:
+            g = c * grads.mean
+            mean.grad = g if mean.grad is None else mean.grad + g
 
     def _full_pass(self, q: Moments, gradients: bool) -> svi.Statistics:
         """The statistics of all rows, chunk after chunk."""
