@@ -24,8 +24,6 @@ class Candidate(NamedTuple):
     """A kernel and its held-out loss."""
 
     kernel: Kernel
-    name: str
-    factor: float
     loss: float
 
 
@@ -67,11 +65,12 @@ def kernel_metric(kernel: Kernel, data: Data) -> torch.Tensor:
 def search(
     starts: Sequence[tuple[str, Kernel]],
     factors: Sequence[float],
+    first: Sequence[int],
     loss: Callable[[Kernel], float],
     n_features: int,
     on_candidate: Callable[[Candidate], None] | None = None,
 ) -> Candidate:
-    """The best start at the middle factor, and from there downhill in the factor."""
+    """Every start at the factors numbered in `first`, and from the best of them downhill."""
     tried: dict[tuple[str, int], Candidate] = {}
 
     def look(name: str, kernel: Kernel, i: int) -> float:
@@ -79,17 +78,18 @@ def search(
             return float("inf")
         if (name, i) not in tried:
             scaled = rescaled(kernel, factors[i], n_features)
-            tried[name, i] = Candidate(scaled, name, factors[i], loss(scaled))
+            tried[name, i] = Candidate(scaled, loss(scaled))
             if on_candidate is not None:
                 on_candidate(tried[name, i])
         return tried[name, i].loss
 
-    middle = len(factors) // 2
-    name, kernel = min(starts, key=lambda start: look(*start, middle))
+    (name, kernel), best = min(
+        ((start, i) for start in starts for i in first), key=lambda at: look(*at[0], at[1])
+    )
     for step in (-1, 1):
-        i = middle
+        i = best
         while look(name, kernel, i + step) < look(name, kernel, i):
             i += step
-        if i != middle:
+        if i != best:
             break
     return min(tried.values(), key=lambda c: c.loss)
