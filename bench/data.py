@@ -67,6 +67,16 @@ def load(name: str, seed: int = 0) -> Split:
     return Split(_floats(X[train]), y[train], _floats(X[test]), y[test])
 
 
+def scaled(split: Split, Z: NDArray, inputs: str) -> list[NDArray]:
+    """Training, test and inducing inputs: standardised, or bytes divided by 255."""
+    if inputs == "raw":
+        shift, scale = 0.0, 255.0
+    else:
+        shift, scale = split.X_train.mean(axis=0), split.X_train.std(axis=0)
+        scale[scale == 0] = 1.0
+    return [((a - shift) / scale).astype("float32") for a in (split.X_train, split.X_test, Z)]
+
+
 def path_of(name: str) -> Path:
     """The file of a data set; what is missing is said."""
     folder = os.environ.get(VARIABLE)

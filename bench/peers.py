@@ -48,8 +48,8 @@ def alone(contestant: Callable[..., Run], *arguments: Any) -> Run:
         return pool.submit(contestant, *arguments).result()
 
 
-def inducing_points(name: str, n_inducing: int) -> Run:
-    """The points that conjugp starts from, in the units of the data."""
+def inducing_points(name: str, settings: dict[str, Any]) -> Run:
+    """The points that conjugp with these settings starts from, in the units of the data."""
     from conjugp import FitOptions, GPClassifier
 
     split = load(name)
@@ -58,7 +58,7 @@ def inducing_points(name: str, n_inducing: int) -> Run:
         raise KeyboardInterrupt
 
     options = FitOptions(callback=stop, on_interrupt="return")
-    settings = {**SAME_CONJUGP, "n_inducing": n_inducing, "learn_inducing": False}
+    settings = {**settings, "learn_inducing": False}
     model = GPClassifier(**settings, random_state=0, options=options)
     model.fit(split.X_train, split.y_train)
     return {"Z": model.inducing_points_}
@@ -147,7 +147,8 @@ class Contest:
         """One GPyTorch run on the inducing points that conjugp starts from."""
         M = settings["n_inducing"]
         if M not in self.points:
-            self.points[M] = alone(inducing_points, self.name, M)["Z"]
+            found = alone(inducing_points, self.name, {**SAME_CONJUGP, "n_inducing": M})
+            self.points[M] = found["Z"]
         settings = {"inputs": self.inputs, "shared": True, **settings}
         run = alone(gpytorch_fit, self.name, self.points[M], settings, budget, goal)
         failure = f", {run['failure']}" if "failure" in run else ""

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("conjugp", "torch", "scikit-learn", "numpy", "gpytorch", "linear_operator")
+PACKAGES = ("conjugp", "torch", "scikit-learn", "numpy", "scipy", "gpytorch", "linear_operator")
+PACKAGES += ("polyagamma", "arviz")
 
 
 def context() -> dict[str, Any]:

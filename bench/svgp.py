@@ -12,7 +12,7 @@ from typing import Any
 
 import gpytorch
 import torch
-from data import Split
+from data import Split, scaled
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import SoftmaxLikelihood
@@ -103,16 +103,6 @@ def train(
         # A step size too long for the model ends its run, not the benchmark.
         result["failure"] = f"{type(error).__name__}: {error}"[:200]
         return result
-
-
-def scaled(split: Split, Z: NDArray, inputs: str) -> list[NDArray]:
-    """Training, test and inducing inputs: standardised, or bytes divided by 255."""
-    if inputs == "raw":
-        shift, scale = 0.0, 255.0
-    else:
-        shift, scale = split.X_train.mean(axis=0), split.X_train.std(axis=0)
-        scale[scale == 0] = 1.0
-    return [((a - shift) / scale).astype("float32") for a in (split.X_train, split.X_test, Z)]
 
 
 def predict_proba(model: SVGP, X: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ import os
 
 # scikit-learn skips its array-API check unless this is set before SciPy is imported.
 os.environ.setdefault("SCIPY_ARRAY_API", "1")
+# Tests run side by side, one process per core: threads within them would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pytest

@@ -16,21 +16,22 @@ SOURCE = Path(conjugp.__file__).parent
 
 # Lowest first. A module may import from its own layer and those below it.
 LAYERS = [
-    {"numerics", "parameters", "metrics", "rows", "options"},
+    {"numerics", "parameters", "metrics", "rows", "options", "files", "face"},
     {"kernels", "likelihoods", "scaling", "plotting"},
     {"features", "posterior", "covariance", "inducing"},
     {"inference", "prediction", "calibration"},
-    {"training", "model", "decoupled", "search"},
-    {"plan", "checks", "progress"},
-    {"fitting", "stream"},
+    {"training", "ep_training", "model", "decoupled", "search", "sampling", "sampled"},
+    {"plan", "checks", "progress", "chains", "diagnostics"},
+    {"fitting", "stream", "costs"},
     {"classifier"},
+    {"gibbs"},
     {"cli", "__main__"},
 ]
 LAYER = {module: i for i, layer in enumerate(LAYERS) for module in layer}
 
 # Who may import what from outside; other outside packages are free to all.
 ONLY_IN = {
-    "sklearn": {"classifier", "checks", "options", "cli"},
+    "sklearn": {"classifier", "gibbs", "face", "checks", "options", "cli"},
     "matplotlib": {"plotting", "cli"},
     "typer": {"cli"},
     "rich": {"cli"},

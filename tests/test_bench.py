@@ -17,6 +17,8 @@ ENTRIES = {
     | {"targets", "passed"},
     "peers": {"budget", "gpytorch_inputs", "inputs_tried", "same_size"},
     "small": {"seconds", "median", "ratio", "passed"},
+    "gibbs": {"n_points", "n_classes", "speed"},
+    "rivals": {"budget", "inputs", "peers", "conjugp", "contests"},
 }
 CONTEST = {"target_nll", "ratio", "passed", "gpytorch", "gpytorch_settings", "gpytorch_seconds"}
 CONTEST |= {"conjugp", "conjugp_settings", "conjugp_seconds", "conjugp_nll"}
@@ -34,7 +36,7 @@ def script(monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("name", ["data", "record", "quality", "peers", "small"])
+@pytest.mark.parametrize("name", ["data", "record", "quality", "peers", "small", "gibbs", "rivals"])
 def test_scripts_import(script, name):
     assert script(name).__doc__
 
@@ -103,6 +105,44 @@ def test_contest_takes_the_fastest_fit_that_is_as_good(script):
     assert found["ratio"] == 10.0 and found["passed"]
     missed = peers.verdict(0.3, peer, fits)
     assert missed["ratio"] is None and not missed["passed"]
+
+
+def test_rivals_take_the_fastest_fit_that_is_as_good(script):
+    rivals = script("rivals")
+    peer = {"curve": [{"seconds": s, "nll": x} for s, x in ((5.0, 0.4), (9.0, 0.3))]}
+    fits = [{"settings": {"max_epochs": n}, "seconds": 3.0 * n, "nll": 0.5 / n} for n in (1, 2, 3)]
+    found = rivals.verdict(peer, fits)
+    assert (found["peer_seconds"], found["conjugp_seconds"], found["ratio"]) == (9.0, 6.0, 1.5)
+    assert found["passed"]
+    slower = rivals.verdict(peer, [{**fits[0], "nll": 0.3, "seconds": 18.0}])
+    assert slower["ratio"] == 0.5 and not slower["passed"]
+    missed = rivals.verdict(peer, fits[:1])
+    assert missed["ratio"] is None and not missed["passed"]
+
+
+def test_missing_gpflow_is_seen(script, tmp_path):
+    assert not script("rivals").has_gpflow(str(tmp_path / "python"))
+
+
+def test_the_sampler_is_measured(script, monkeypatch):
+    gibbs = script("gibbs")
+    monkeypatch.setattr(gibbs, "N_SAMPLES", 30)
+    monkeypatch.setattr(gibbs, "N_WARMUP", 5)
+    monkeypatch.setattr(gibbs, "SPEED_SECONDS", 0.005)
+    rng = np.random.default_rng(0)
+    posterior = gibbs.standardised(rng.standard_normal((12, 2)), np.arange(12) % 3, 1.0)
+    state = gibbs.first_state(posterior, np.random.SeedSequence(0))
+    orders = gibbs.sizes(posterior, state, 4)
+    assert len(orders) == 4 * 3 and max(orders) <= 12
+    # Every point has a pseudo-observation in the class of its label at least.
+    assert min(orders) >= 4
+    assert gibbs.floor(posterior, orders) > 0
+    speed = gibbs.speed(posterior, 2)
+    assert speed["ratio"].keys() == speed["passed"].keys() == {"cholesky", "own_cholesky"}
+    assert speed["median"]["sampler"] > 0 and 4 <= speed["mean_order"] <= 12
+    mixing = gibbs.mixing(posterior, 1)
+    assert mixing["ratio"].keys() == set(gibbs.ESS)
+    assert all(np.isfinite(list(one.values())).all() for one in mixing["median"].values())
 
 
 def test_results_are_as_documented():

@@ -60,11 +60,12 @@ def test_links_lead_somewhere(path):
         assert not anchor or anchor in anchors(target), f"{link} in {name_of(path)}"
 
 
-def test_every_picture_is_shown_and_drawn_by_the_script():
+def test_every_picture_is_shown_and_drawn_by_a_script():
     shown = {link for page in PAGES for link in re.findall(r"images/(\w+)\.png", page.read_text())}
     there = {path.stem for path in (ROOT / "docs" / "images").glob("*.png")}
-    script = (ROOT / "docs" / "make_images.py").read_text(encoding="utf-8")
-    assert shown == there == set(re.findall(r'IMAGES / "(\w+)\.png"', script))
+    scripts = [ROOT / "docs" / "make_images.py", *(ROOT / "experiments").glob("*.py")]
+    text = "".join(path.read_text(encoding="utf-8") for path in scripts)
+    assert shown == there == set(re.findall(r'IMAGES / "(\w+)\.png"', text))
 
 
 def test_readme_has_the_two_commands():

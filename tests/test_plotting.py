@@ -1,4 +1,4 @@
-"""The reliability diagram shows the numbers of the metrics and behaves like scikit-learn's."""
+"""Pictures show the numbers they are made from; reliability diagrams behave like scikit-learn's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sklearn.datasets import load_wine
 from sklearn.linear_model import LogisticRegression
 
 from conjugp.metrics import expected_calibration_error, reliability_curve
-from conjugp.plotting import ReliabilityDisplay, reliability_diagram
+from conjugp.plotting import ReliabilityDisplay, plot_ranks, plot_trace, reliability_diagram
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -101,6 +101,56 @@ def test_bad_input_is_named(predictions):
         reliability_diagram(y, 2 * p)
     with pytest.raises(ValueError, match="n_bins"):
         reliability_diagram(y, p, n_bins=0)
+
+
+# --- chains ---------------------------------------------------------------------------------------
+
+
+class Chains:
+    """What the plots ask of a fitted sampler."""
+
+    def __init__(self, **traces):
+        self.given = traces
+
+    def traces(self, n_traces):
+        return dict(list(self.given.items())[:n_traces])
+
+
+def test_trace_plot_has_every_chain(rng):
+    clf = Chains(first=rng.standard_normal((4, 100)), second=rng.standard_normal((4, 100)))
+    figure = plot_trace(clf)
+    assert len(figure.axes) == 4
+    for (name, trace), ax in zip(clf.given.items(), figure.axes[1::2], strict=True):
+        assert ax.get_title(loc="left") == name
+        assert_allclose([line.get_ydata() for line in ax.get_lines()], trace)
+    assert len(plot_trace(clf, n_traces=1).axes) == 2
+    figure.canvas.draw()
+
+
+def test_rank_plot_counts_ranks(rng):
+    trace = rng.standard_normal((3, 500))
+    trace[0] += 10.0  # all of this chain's ranks are in the last third
+    figure = plot_ranks(Chains(apart=trace, same=rng.standard_normal((3, 500))))
+    apart, same = (np.array([p.get_data()[0] for p in ax.patches[1:]]) for ax in figure.axes)
+    edges = figure.axes[0].patches[1].get_data()[1]
+    assert_allclose(apart.mean(axis=1), 1.0)
+    assert_allclose(apart[0][edges[1:] <= 2 / 3], 0.0)
+    assert_allclose(apart[0][edges[:-1] >= 2 / 3 + 1e-9], 3.0)
+    assert_allclose(apart.sum(axis=0), 3.0)
+    band = figure.axes[1].patches[0]
+    low, high = band.get_y(), band.get_y() + band.get_height()
+    assert np.mean((same > low) & (same < high)) > 0.85
+    figure.canvas.draw()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3), (12, 30)])
+def test_chains_of_any_length(shape, rng, tmp_path):
+    still, moving = np.zeros(shape), rng.standard_normal(shape)
+    for i, plot in enumerate((plot_trace, plot_ranks)):
+        for j, clf in enumerate(
+            (Chains(a=still, b=moving), Chains(**dict.fromkeys("abcd", moving)))
+        ):
+            plot(clf).savefig(tmp_path / f"{i}{j}.png")
 
 
 def test_matplotlib_is_imported_only_to_draw():

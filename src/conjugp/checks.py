@@ -15,7 +15,8 @@ from sklearn.utils.validation import _check_sample_weight, column_or_1d, validat
 from conjugp.covariance import FAMILIES
 from conjugp.inducing import STRATEGIES
 from conjugp.kernels import Kernel
-from conjugp.likelihoods import Likelihood, get_likelihood
+from conjugp.likelihoods import Heaviside, Likelihood, get_likelihood
+from conjugp.likelihoods.base import MC
 from conjugp.options import FitOptions, number, one_of, whole
 from conjugp.rows import Rows, canonical
 
@@ -28,6 +29,13 @@ def check_parameters(clf: Any) -> tuple[Likelihood, str, FitOptions]:
         raise ValueError(f"kernel must be a conjugp.kernels.Kernel or None; got {clf.kernel!r}")
     likelihood = get_likelihood(clf.likelihood)
     bound = likelihood.check_bound(clf.bound)
+    one_of("inference", clf.inference, ("auto", "mc-vi", "ep"))
+    if clf.inference == "mc-vi":
+        if clf.bound not in (None, MC):
+            raise ValueError(f"bound must be None with inference='mc-vi'; got {clf.bound!r}")
+        bound = MC
+    if clf.inference == "ep" and not isinstance(likelihood, Heaviside):
+        raise ValueError(f"inference='ep' needs likelihood='heaviside'; got {clf.likelihood!r}")
     if clf.n_inducing is not None and clf.n_inducing != "auto":
         whole("n_inducing", clf.n_inducing, 1)
     if isinstance(clf.inducing, str):
@@ -44,6 +52,16 @@ def check_parameters(clf: Any) -> tuple[Likelihood, str, FitOptions]:
             f"covariance={clf.covariance!r} needs one kernel for all classes; "
             "with shared_kernel=False use 'full' or 'auto'"
         )
+    if clf.covariance in ("shared", "diagonal"):
+        if clf.inference != "auto":
+            raise ValueError(
+                f"covariance={clf.covariance!r} needs inference='auto'; got {clf.inference!r}"
+            )
+        if not likelihood.smooth:
+            raise ValueError(
+                f"covariance={clf.covariance!r} trains the mean by the gradient of log p(y | f), "
+                f"which {likelihood.name!r} does not have; use 'full' or 'auto'"
+            )
     if isinstance(clf.prior_mean, str) and clf.prior_mean != "auto":
         raise ValueError(f"prior_mean must be 'auto' or numbers; got {clf.prior_mean!r}")
     if clf.temperature is not None and clf.temperature != "auto":
@@ -145,7 +163,7 @@ def check_training_data(
     if not positive.all():
         X_, y_, weight = X_[positive], y_[positive], weight[positive]
     labels = np.searchsorted(classes, y_)
-    weight = weight * _class_factor(clf.class_weight, classes, y_, labels, weight)
+    weight = weight * _class_factor(getattr(clf, "class_weight", None), classes, y_, labels, weight)
     rows = canonical(X_, labels, weight)
     if not len(rows.X):
         raise ValueError("class_weight and sample_weight leave no row with any weight")

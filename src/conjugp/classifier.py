@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d
@@ -26,6 +25,8 @@ from conjugp.checks import (
     check_training_data,
     check_weight,
 )
+from conjugp.ep_training import EPTrainer
+from conjugp.face import ProbabilisticClassifier
 from conjugp.fitting import Fitted, Fitter
 from conjugp.kernels import Kernel
 from conjugp.likelihoods import Likelihood
@@ -37,10 +38,10 @@ from conjugp.progress import ProgressBar
 from conjugp.rows import Rows
 from conjugp.scaling import Scaling, fit_scaling
 from conjugp.stream import Stream
-from conjugp.training import Data
+from conjugp.training import Data, Trainer
 
 
-class GPClassifier(ClassifierMixin, BaseEstimator):
+class GPClassifier(ProbabilisticClassifier):
     """Multi-class Gaussian process classification with calibrated probabilities.
 
     One latent function per class under a logistic-softmax likelihood, inferred by closed-form
@@ -51,11 +52,15 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
     kernel : Kernel or None, default=None
         Covariance function, in the units of X. Its parameters that are ``None`` come from the
         data. ``None`` chooses kernel, input scales and lengthscales.
-    likelihood : str or Likelihood, default="logistic-softmax"
+    likelihood : {"logistic-softmax", "softmax", "robust-max", "heaviside", "dirichlet"} or \
+            Likelihood, default="logistic-softmax"
         Likelihood of the labels given the latent functions.
-    bound : {"tight", "collapsed", "augmented"} or None, default=None
-        Lower bound on the expected log-likelihood; ``None`` is the likelihood's tightest,
-        ``"augmented"`` the paper's.
+    bound : str or None, default=None
+        Lower bound on the expected log-likelihood; ``None`` is the likelihood's tightest. Those of
+        the logistic-softmax are ``"tight"``, ``"collapsed"`` and ``"augmented"``, the paper's.
+    inference : {"auto", "mc-vi", "ep"}, default="auto"
+        ``"auto"`` raises the bound, ``"mc-vi"`` the expected log-likelihood itself, sampled;
+        ``"ep"`` is expectation propagation, for ``likelihood="heaviside"``.
     n_inducing : int, "auto" or None, default="auto"
         Number of inducing points. ``None`` makes every training point one: no sparse
         approximation.
@@ -149,6 +154,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         *,
         likelihood: str | Likelihood = "logistic-softmax",
         bound: str | None = None,
+        inference: str = "auto",
         n_inducing: int | str | None = "auto",
         inducing: str | ArrayLike = "kmeans",
         learn_inducing: bool | str = "auto",
@@ -172,6 +178,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         self.kernel = kernel
         self.likelihood = likelihood
         self.bound = bound
+        self.inference = inference
         self.n_inducing = n_inducing
         self.inducing = inducing
         self.learn_inducing = learn_inducing
@@ -242,7 +249,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         """
         likelihood, bound, options = check_parameters(self)
         stopped: KeyboardInterrupt | None = None
-        with _unchanged_on_error(self):
+        with unchanged_on_error(self):
             rows, classes = check_training_data(self, X, y, sample_weight)
             device = check_device(self.device, len(rows.X))
             double = self.dtype == "float64" or len(rows.X) <= SMALL_ROWS
@@ -257,7 +264,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
             data = _working(rows, scaling, len(classes), dtype, device)
             kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
             plan = make_plan(self, data, scaling, likelihood, bound, options, self._seed())
-            mean = start_mean(self.prior_mean, data)
+            mean = start_mean(self.prior_mean, data, likelihood)
             raw_scale = torch.as_tensor(scaling.scale.mean() / scaling.scale)
             bar = ProgressBar(options.callback, self.verbose)
             fitter = Fitter(plan, kernel, data, mean, raw_scale, bar)
@@ -327,7 +334,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"classes changed from {self.classes_} to {known}")
         if len(known) < 2:
             raise ValueError("classes must hold at least 2 classes, got one class")
-        with _unchanged_on_error(self):
+        with unchanged_on_error(self):
             rows, _ = check_training_data(self, X, y, sample_weight, known, reset=not fitted)
             if fitted:
                 scaling = self._scaling
@@ -338,7 +345,9 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
             if stream is None:
                 limit = COUPLED_INDUCING if self.n_inducing in ("auto", None) else self.n_inducing
                 kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
-                stream = Stream(kernel, int(limit), likelihood, bound, self._seed())  # type: ignore[arg-type]
+                trainer = EPTrainer if self.inference == "ep" else Trainer
+                seed = self._seed()
+                stream = Stream(kernel, int(limit), likelihood, bound, seed, trainer)  # type: ignore[arg-type]
                 goes_on = fitted and stream.resume(self._fitted)
                 if fitted and not goes_on:
                     warnings.warn(
@@ -353,7 +362,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
             data = _working(rows, scaling, len(known), dtype, device)
             updated = stream.learn(
                 data,
-                start_mean(self.prior_mean, data),
+                start_mean(self.prior_mean, data, likelihood),
                 learn_kernel=self.learn_hyperparameters,
                 learn_mean=isinstance(self.prior_mean, str),
                 learning_rate=self.learning_rate,
@@ -431,51 +440,6 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
             parts.append(apply_temperature(p, self.temperature_).cpu())
         p = torch.cat(parts).numpy()
         return p / p.sum(axis=1, keepdims=True)
-
-    def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """The most probable class of every row.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-            Rows to predict.
-
-        Returns
-        -------
-        labels : ndarray of shape (n_samples,)
-            Labels out of ``classes_``.
-        """
-        p = self.predict_proba(X)
-        return self.classes_[p.argmax(axis=1)]
-
-    def predict_log_proba(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Logarithms of ``predict_proba``, finite.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-            Rows to predict.
-
-        Returns
-        -------
-        log_proba : ndarray of shape (n_samples, n_classes)
-        """
-        return np.log(np.maximum(self.predict_proba(X), np.finfo(np.float64).tiny))
-
-    def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Log-probabilities, or with two classes the log-odds of the second.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-            Rows to predict.
-
-        Returns
-        -------
-        scores : ndarray of shape (n_samples, n_classes) or (n_samples,)
-        """
-        log_p = self.predict_log_proba(X)
-        return log_p[:, 1] - log_p[:, 0] if log_p.shape[1] == 2 else log_p
 
     def predict_latent(self, X: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Mean and variance of the latent functions under the posterior.
@@ -602,7 +566,7 @@ def _working(
 
 
 @contextmanager
-def _unchanged_on_error(clf: GPClassifier) -> Iterator[None]:
+def unchanged_on_error(clf: Any) -> Iterator[None]:
     """Leave a fitted estimator as it was when new rows turn out to be bad."""
     before = dict(clf.__dict__)
     try:

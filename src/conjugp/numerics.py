@@ -23,6 +23,7 @@ __all__ = [
     "gamma_total",
     "log_gamma_minus_entropy",
     "logistic_moments",
+    "sobol_normals",
     "tilt",
 ]
 
@@ -246,6 +247,7 @@ class LogisticMoments(NamedTuple):
 
     log_mean: Tensor  # log E[σ(f)]
     complement: Tensor  # E[1 − σ(f)]
+    log_complement: Tensor  # its logarithm
     log_scale: Tensor  # common factor of the two derivatives, at most 0
     slope: Tensor  # E[σ'(f)] = slope · exp(log_scale)
     curvature: Tensor  # E[σ''(f)] = curvature · exp(log_scale)
@@ -285,10 +287,12 @@ def logistic_moments(m: Tensor, v: Tensor) -> LogisticMoments:
     log_scale = torch.where(tilted, a + 0.5 * v, torch.zeros_like(a)) - scaled
     log_tail = log_scale + torch.log(s1)
     tail = torch.exp(log_tail)
+    log_rest = torch.log1p(-tail)
     up = m > 0
     out = LogisticMoments(
-        torch.where(up, torch.log1p(-tail), log_tail),
+        torch.where(up, log_rest, log_tail),
         torch.where(up, tail, 1.0 - tail),
+        torch.where(up, log_tail, log_rest),
         log_scale,
         slope,
         torch.where(up, -curvature, curvature),
@@ -313,3 +317,14 @@ def expected_log_sigmoid(m: Tensor, v: Tensor) -> Tensor:
     hinge = a * torch.special.ndtr(z) + wide * torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
     rest = _density_sums(rules.softplus, rules, a, high, torch.zeros_like(a))[0]
     return (m.clamp_max(0.0) - torch.where(v < 1.0, small, hinge + rest)).reshape(shape)
+
+
+# --- Quasi-random draws ---------------------------------------------------------------------
+
+
+def sobol_normals(n: int, dim: int, seed: int) -> Tensor:
+    """(n, dim) standard normals from scrambled Sobol points, float64, the same on every device."""
+    engine = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)
+    # Sobol points are multiples of 2^−30 and may be 0: half a step keeps the quantile finite.
+    u = engine.draw(n, dtype=torch.float64) + 2.0**-31
+    return torch.special.ndtri(u.clamp(2.0**-31, 1.0 - 2.0**-31))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conjugp.likelihoods.base import Likelihood
+from conjugp.likelihoods import Likelihood, LogisticSoftmax
 from conjugp.options import FitOptions
 from conjugp.scaling import Scaling
 from conjugp.training import Data
@@ -27,6 +26,7 @@ class Plan:
 
     likelihood: Likelihood
     bound: str
+    inference: str
     family: str  # "coupled", or the covariance family of a decoupled fit
     n_inducing: int
     inducing: str | Tensor
@@ -54,13 +54,17 @@ def make_plan(
 ) -> Plan:
     """Settle every "auto" from N, C and D."""
     n = len(data.y)
-    given = _inducing(clf.inducing, data, scaling)
+    given = clf.inducing
+    if not isinstance(given, str):
+        given = given_inducing(given, data.X, scaling)
     M = clf.n_inducing
     if isinstance(given, Tensor):
         M = len(given)
     auto = clf.covariance == "auto"
     few = n <= SMALL if M == "auto" else M is None or int(M) <= SMALL
-    coupled = clf.covariance == "full" or not clf.shared_kernel or (auto and few)
+    # A decoupled mean follows the gradient of log p(y | f) at zero variance.
+    only_coupled = clf.inference != "auto" or not likelihood.smooth or not clf.shared_kernel
+    coupled = clf.covariance == "full" or only_coupled or (auto and few)
     if M is None:
         M = n
     elif M == "auto":
@@ -78,6 +82,7 @@ def make_plan(
     return Plan(
         likelihood,
         bound,
+        clf.inference,
         "coupled" if coupled else ("shared" if auto else clf.covariance),
         min(int(M), n) if not isinstance(given, Tensor) else int(M),
         given,
@@ -95,27 +100,24 @@ def make_plan(
     )
 
 
-def _inducing(inducing: Any, data: Data, scaling: Scaling) -> str | Tensor:
-    """The name of a strategy, or the user's points in working units."""
-    if isinstance(inducing, str):
-        return inducing
+def given_inducing(inducing: Any, X: Tensor, scaling: Scaling) -> Tensor:
+    """The user's points in working units, for rows like X."""
     try:
         Z = np.asarray(inducing, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(f"inducing must be a strategy or an array of numbers ({error})") from error
-    if Z.ndim != 2 or Z.shape[1] != data.X.shape[1] or not len(Z):
-        raise ValueError(f"inducing must have shape (m, {data.X.shape[1]}); got {Z.shape}")
+    if Z.ndim != 2 or Z.shape[1] != X.shape[1] or not len(Z):
+        raise ValueError(f"inducing must have shape (m, {X.shape[1]}); got {Z.shape}")
     if not np.isfinite(Z).all():
         raise ValueError("inducing contains NaN or infinity")
-    return scaling.apply(Z, data.X.dtype, data.X.device)
+    return scaling.apply(Z, X.dtype, X.device)
 
 
-def start_mean(prior_mean: Any, data: Data) -> Tensor:
+def start_mean(prior_mean: Any, data: Data, likelihood: Likelihood | None = None) -> Tensor:
     """The prior mean of every class at the start, (C,)."""
     C = data.n_classes
     if isinstance(prior_mean, str):
-        # Where all classes are alike, the sum of σ(f) is then about one.
-        return data.X.new_full((C,), -math.log(max(C - 1, 1)))
+        return data.X.new_full((C,), (likelihood or LogisticSoftmax()).start_mean(C))
     try:
         mean = np.broadcast_to(np.asarray(prior_mean, dtype=np.float64), (C,))
     except (TypeError, ValueError) as error:

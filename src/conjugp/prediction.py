@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from conjugp.likelihoods.base import Likelihood
+from conjugp.likelihoods.base import Likelihood, average
+from conjugp.numerics import sobol_normals
 
 __all__ = ["METHODS", "apply_temperature", "predict_proba"]
 
@@ -39,14 +40,7 @@ def predict_proba(
             p = likelihood.integral(m, v.detach().double())
         else:
             z = _normal_draws(method, n_samples, m.shape[-1], seed).to(m.device)
-            samples = max(1, min(n_samples, chunk_elements // max(1, m.shape[-1])))
-            rows = max(1, chunk_elements // (samples * m.shape[-1]))
-            p = torch.zeros_like(m)
-            for i in range(0, m.shape[0], rows):
-                part = slice(i, i + rows)
-                for draws in z.split(samples):
-                    f = torch.addcmul(m[part], sd[part], draws[:, None, :])
-                    p[part] += likelihood.prob(f).sum(0)
+            p = average(likelihood.prob, m, sd, z, chunk_elements)
         return p / p.sum(-1, keepdim=True)
 
 
@@ -55,10 +49,7 @@ def _normal_draws(method: str, n: int, dim: int, seed: int) -> Tensor:
     if method == "mc":
         generator = torch.Generator().manual_seed(seed)
         return torch.randn(n, dim, generator=generator, dtype=torch.float64)
-    engine = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)
-    # Sobol points are multiples of 2^−30 and may be 0: half a step keeps the quantile finite.
-    u = engine.draw(n, dtype=torch.float64) + 2.0**-31
-    return torch.special.ndtri(u.clamp(2.0**-31, 1.0 - 2.0**-31))
+    return sobol_normals(n, dim, seed)
 
 
 def apply_temperature(p: Tensor, temperature: float) -> Tensor:

@@ -39,3 +39,22 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+class ChainBars:
+    """One bar per chain of a sampler, with sweeps and seconds left."""
+
+    def __init__(self, n_chains: int, n_sweeps: int, verbose: int) -> None:
+        self._bars = [
+            tqdm(total=n_sweeps, desc=f"chain {i + 1}", unit="sweep", position=i)
+            for i in range(n_chains if verbose else 0)
+        ]
+
+    def __call__(self, sweeps: int) -> None:
+        for bar in self._bars:
+            bar.update(sweeps - bar.n)
+
+    def close(self) -> None:
+        """End all bars."""
+        for bar in self._bars:
+            bar.close()

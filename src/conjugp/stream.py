@@ -27,9 +27,16 @@ class Stream:
     """The state between calls of partial_fit."""
 
     def __init__(
-        self, kernel: Kernel | None, limit: int, likelihood: Likelihood, bound: str, seed: int
+        self,
+        kernel: Kernel | None,
+        limit: int,
+        likelihood: Likelihood,
+        bound: str,
+        seed: int,
+        trainer: type[Trainer] = Trainer,
     ) -> None:
         self.kernel, self.limit, self.likelihood, self.bound = kernel, limit, likelihood, bound
+        self.trainer = trainer
         self.generator = torch.Generator().manual_seed(seed)
         self.seen = 0.0
         self.epochs = 0
@@ -87,7 +94,7 @@ class Stream:
             else:
                 state = self._grown(state, part, options)
             seen += part.total
-            trainer = Trainer(state, part, settings, self.generator, self._report, "stream")
+            trainer = self.trainer(state, part, settings, self.generator, self._report, "stream")
             elbo = trainer.absorb(part.total / seen, _STEPS)
             state = trainer.state
         assert state is not None

@@ -363,7 +363,8 @@ class Trainer:
         return Result(self.state, history[-1], len(history), converged, history)
 
     def _learn(self, history: list[float], n_epochs: int) -> None:
-        rho = 1.0 if self.settings.bound != "tight" else 0.7
+        cfg = self.settings
+        rho = 1.0 if cfg.bound in cfg.likelihood.conjugate else 0.7
         best, best_elbo, recent = self._snapshot(), -math.inf, 0
         for epoch in range(n_epochs):
             try:
@@ -380,7 +381,7 @@ class Trainer:
             self._report(epoch + 1, self.settings.max_epochs, elbo)
             if elbo > best_elbo + self.settings.tol * self.total:
                 recent = 0
-            else:
+            elif gradients:
                 recent += 1
             if elbo > best_elbo:
                 best, best_elbo = self._snapshot(), elbo

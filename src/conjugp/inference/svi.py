@@ -35,7 +35,8 @@ class Gradients(NamedTuple):
 def clamp(site: Site, m: Tensor) -> Site:
     """Keep the site's precision positive and its gradient in m unchanged."""
     d_mean = site.potential - site.precision * m
-    precision = site.precision.clamp(min=MIN_PRECISION)
+    curvature = site.precision if site.curvature is None else site.curvature
+    precision = curvature.clamp(min=MIN_PRECISION)
     return Site(d_mean + precision * m, precision, site.bound)
 
 

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from conjugp.likelihoods.base import Likelihood, Site
+from conjugp.likelihoods.base import Expectation, Likelihood, Site
+from conjugp.likelihoods.dirichlet import Dirichlet
+from conjugp.likelihoods.heaviside import Heaviside
 from conjugp.likelihoods.logistic_softmax import LogisticSoftmax
+from conjugp.likelihoods.robust_max import RobustMax
+from conjugp.likelihoods.softmax import Softmax
 
-__all__ = ["LIKELIHOODS", "Likelihood", "LogisticSoftmax", "Site", "get_likelihood"]
+__all__ = [
+    "LIKELIHOODS",
+    "Dirichlet",
+    "Expectation",
+    "Heaviside",
+    "Likelihood",
+    "LogisticSoftmax",
+    "RobustMax",
+    "Site",
+    "Softmax",
+    "get_likelihood",
+]
 
-LIKELIHOODS: dict[str, type[Likelihood]] = {LogisticSoftmax.name: LogisticSoftmax}
+LIKELIHOODS: dict[str, type[Likelihood]] = {
+    likelihood.name: likelihood
+    for likelihood in (LogisticSoftmax, Softmax, RobustMax, Heaviside, Dirichlet)
+}
 
 
 def get_likelihood(likelihood: str | Likelihood) -> Likelihood:

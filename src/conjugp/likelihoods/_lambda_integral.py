@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["lambda_integral"]
+__all__ = ["lambda_integral", "softmax_integral"]
 
 _H = 0.5  # step in t and in f: both rules err by about exp(−π²/h) = 3e-9
 _TILE = 32  # values of t at a time
@@ -34,26 +34,37 @@ def lambda_integral(m: Tensor, v: Tensor) -> Tensor:
         m, v = m.detach().double(), v.detach().double().clamp_max(_LARGEST)
         sd = v.sqrt()
         shift = (_SOFT - (m + 6.0 * sd).amax(-1, keepdim=True)).clamp_min(0.0)
-        m = m + shift
-        # Where the product of F vanishes, roughly: rows alike go together.
-        order = torch.argsort((m - 5.0 * sd).clamp_max(0.0).amax(-1))
-        p = torch.empty_like(m)
-        rows = max(1, _ELEMENTS // m.shape[-1])
-        for k in range(0, len(order), rows):
-            i = order[k : k + rows]
-            p[i] = _chunk(m[i], v[i])
-        return p
+        return _in_chunks(m + shift, v, -10.0 - math.log(m.shape[-1]))
 
 
-def _chunk(m: Tensor, v: Tensor) -> Tensor:
-    n_classes = m.shape[-1]
+def softmax_integral(m: Tensor, v: Tensor) -> Tensor:
+    """E[e^f_k / Σe^f] for f ~ N(m, v): latents so low that σ(f) = e^f, as (M2) has it (L4)."""
+    with torch.no_grad():
+        m, v = m.detach().double(), v.detach().double().clamp_max(_LARGEST)
+        m = m - (m + 6.0 * v.sqrt()).amax(-1, keepdim=True) + _SOFT
+        # Below λ = e^−SOFT/C nothing has happened yet.
+        return _in_chunks(m, v, -10.0 - math.log(m.shape[-1]) - _SOFT)
+
+
+def _in_chunks(m: Tensor, v: Tensor, start: float) -> Tensor:
+    """Rows alike go together; the rule in t = log λ begins at `start`."""
+    # Where the product of F vanishes, roughly.
+    order = torch.argsort((m - 5.0 * v.sqrt()).clamp_max(0.0).amax(-1))
+    p = torch.empty_like(m)
+    rows = max(1, _ELEMENTS // m.shape[-1])
+    for k in range(0, len(order), rows):
+        i = order[k : k + rows]
+        p[i] = _chunk(m[i], v[i], start)
+    return p
+
+
+def _chunk(m: Tensor, v: Tensor, start: float) -> Tensor:
     p = torch.zeros_like(m)
     wide = v.reshape(-1) >= _NARROW
     parts = [_Wide(m, v, wide), _Narrow(m, v, ~wide)]
     steps = torch.arange(_TILE, dtype=m.dtype, device=m.device) * _H
     F = m.new_empty(m.numel(), _TILE)
     G = torch.empty_like(F)
-    start = -10.0 - math.log(n_classes)
     first = True
     while True:
         t = start + steps

@@ -8,54 +8,97 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Likelihood", "Site", "differentiable_bound"]
+from conjugp.likelihoods import _monte_carlo as monte_carlo
+from conjugp.likelihoods._monte_carlo import Expectation, average
+
+__all__ = ["MC", "Expectation", "Likelihood", "Site", "average", "known_gradient"]
+
+MC = "mc"  # not a bound: E[log p] itself, by sampling
 
 
 class Site(NamedTuple):
     """exp(potential·f − ½ precision·f²) per point and class, and the bound it belongs to (S1).
 
     precision = −2 ∂bound/∂v and potential = ∂bound/∂m + precision·m, neither clamped.
-    ``bound`` carries the gradient with respect to m and v; the other two carry none.
+    ``bound`` carries the gradient with respect to m and v; the others carry none. Where log p is
+    not concave the precision may be negative, and steps need a ``curvature`` that is not.
     """
 
     potential: Tensor  # (B, C)
     precision: Tensor  # (B, C)
     bound: Tensor  # (B,)
+    curvature: Tensor | None = None  # (B, C), to step with in place of the precision
 
 
 class Likelihood(ABC):
-    """p(y | f) for C latent functions. Instances are immutable."""
+    """p(y | f) for C latent functions. Instances are immutable.
+
+    ``log_prob`` is enough: sites, probabilities and their integrals then come by sampling. A
+    likelihood that knows better writes ``expectation`` for its ``bounds``, ``prob`` and
+    ``integral``.
+    """
 
     name: ClassVar[str]
-    bounds: ClassVar[tuple[str, ...]]  # tightest first
-
-    @abstractmethod
-    def site(self, y: Tensor, m: Tensor, v: Tensor, bound: str | None = None) -> Site:
-        """Sites of labels y (B,) at q(f) = N(m, v), m and v (B, C); None: the tightest bound."""
+    bounds: ClassVar[tuple[str, ...]] = ()  # tightest first; "mc" is always there
+    conjugate: ClassVar[tuple[str, ...]] = ()  # bounds of which a whole step lowers no ELBO
+    smooth: ClassVar[bool] = True  # whether log_prob has a gradient that leads anywhere
 
     @abstractmethod
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         """log p(y | f): y (B,), f (..., B, C) -> (..., B)."""
 
-    @abstractmethod
     def prob(self, f: Tensor) -> Tensor:
         """p(· | f): (..., B, C) -> (..., B, C)."""
+        labels = torch.arange(f.shape[-1], device=f.device)
+        return torch.softmax(
+            torch.stack([self.log_prob(k.expand(f.shape[-2]), f) for k in labels], -1), -1
+        )
 
-    @abstractmethod
     def integral(self, m: Tensor, v: Tensor) -> Tensor:
-        """E[p(· | f)] under f ~ N(m, v) without sampling: (B, C) -> (B, C), float64."""
+        """E[p(· | f)] under f ~ N(m, v): (B, C) -> (B, C), float64, the same for the same row."""
+        return monte_carlo.integral(self.prob, m, v)
+
+    def expectation(self, y: Tensor, m: Tensor, v: Tensor, bound: str) -> Expectation:
+        """One of the ``bounds`` on E[log p(y | f)] with its derivatives, float64; m, v (B, C)."""
+        raise NotImplementedError(f"{type(self).__name__} names the bound {bound!r}: write it")
+
+    def start_mean(self, n_classes: int) -> float:
+        """Where a prior mean that is to be learned starts."""
+        return 0.0
+
+    def learned(self, y: Tensor, m: Tensor, v: Tensor, weight: Tensor) -> Likelihood:
+        """The likelihood with parameters of its own fitted to weighted rows at N(m, v)."""
+        return self
+
+    def site(self, y: Tensor, m: Tensor, v: Tensor, bound: str | None = None) -> Site:
+        """Sites of labels y (B,) at q(f) = N(m, v), m and v (B, C); None: the tightest bound."""
+        bound = self.check_bound(bound)
+        with torch.no_grad():
+            mean, variance = m.detach(), v.detach()
+            if bound == MC:
+                e = monte_carlo.expectation(self.log_prob, self.smooth, y, mean, variance)
+            else:
+                e = self.expectation(y, mean, variance, bound)
+            precision = -2.0 * e.dv
+            potential = e.dm + precision * mean.double()
+            value, dm, dv, potential, precision = (
+                x.to(m.dtype) for x in (e.value, e.dm, e.dv, potential, precision)
+            )
+            curvature = None if e.curvature is None else e.curvature.to(m.dtype)
+        return Site(potential, precision, known_gradient(m, v, value, dm, dv), curvature)
 
     def check_bound(self, bound: str | None) -> str:
         """The name of a bound this likelihood has; ValueError otherwise."""
+        known = (*self.bounds, MC)
         if bound is None:
-            return self.bounds[0]
-        if bound not in self.bounds:
-            known = ", ".join(repr(b) for b in self.bounds)
-            raise ValueError(f"bound must be one of {known} for {self.name!r}, got {bound!r}")
+            return known[0]
+        if bound not in known:
+            names = ", ".join(repr(b) for b in known)
+            raise ValueError(f"bound must be one of {names} for {self.name!r}, got {bound!r}")
         return bound
 
 
-class _Bound(torch.autograd.Function):
+class _Known(torch.autograd.Function):
     """A number whose gradient is known: saves differentiating through quadrature."""
 
     @staticmethod
@@ -71,8 +114,8 @@ class _Bound(torch.autograd.Function):
         return g * dm, g * dv, None, None, None
 
 
-def differentiable_bound(m: Tensor, v: Tensor, bound: Tensor, dm: Tensor, dv: Tensor) -> Tensor:
-    """``bound`` (B,) with gradients ``dm`` and ``dv`` (B, C) with respect to m and v."""
+def known_gradient(m: Tensor, v: Tensor, value: Tensor, dm: Tensor, dv: Tensor) -> Tensor:
+    """``value`` (..., B) with gradients ``dm`` and ``dv`` (..., B, C) in m and v."""
     if torch.is_grad_enabled() and (m.requires_grad or v.requires_grad):
-        return _Bound.apply(m, v, bound, dm, dv)  # type: ignore[return-value]
-    return bound
+        return _Known.apply(m, v, value, dm, dv)  # type: ignore[return-value]
+    return value

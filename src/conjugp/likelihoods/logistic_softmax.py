@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot
 
 from conjugp.likelihoods._lambda_integral import lambda_integral
-from conjugp.likelihoods.base import Likelihood, Site, differentiable_bound
+from conjugp.likelihoods.base import Expectation, Likelihood
 from conjugp.numerics import (
     Tilt,
     expected_log_sigmoid,
@@ -37,14 +37,15 @@ class LogisticSoftmax(Likelihood):
 
     name: ClassVar[str] = "logistic-softmax"
     bounds: ClassVar[tuple[str, ...]] = ("tight", "collapsed", "augmented")
+    conjugate: ClassVar[tuple[str, ...]] = ("collapsed", "augmented")
 
-    def site(self, y: Tensor, m: Tensor, v: Tensor, bound: str | None = None) -> Site:
-        """Sites and bound of labels y (B,) at N(m, v), m and v (B, C) (S1)."""
-        compute = {"tight": _tight, "collapsed": _collapsed, "augmented": _augmented}
-        with torch.no_grad():
-            rule = compute[self.check_bound(bound)]
-            potential, precision, value, dm = (x.to(m.dtype) for x in rule(y, m, v))
-        return Site(potential, precision, differentiable_bound(m, v, value, dm, -0.5 * precision))
+    def expectation(self, y: Tensor, m: Tensor, v: Tensor, bound: str) -> Expectation:
+        """One of the three bounds (B3, B7, B8)."""
+        return {"tight": _tight, "collapsed": _collapsed, "augmented": _augmented}[bound](y, m, v)
+
+    def start_mean(self, n_classes: int) -> float:
+        """Where all classes are alike, the sum of σ(f) is then about one."""
+        return -math.log(max(n_classes - 1, 1))
 
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         """log p(y | f): y (B,), f (..., B, C) -> (..., B) (M2)."""
@@ -64,8 +65,8 @@ def _of_label(x: Tensor, y: Tensor) -> Tensor:
     return x.gather(-1, y[:, None]).squeeze(-1)
 
 
-def _tight(y: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Potential, precision, bound and ∂bound/∂m of the tight bound (B8, B9)."""
+def _tight(y: Tensor, m: Tensor, v: Tensor) -> Expectation:
+    """The tight bound (B8, B9)."""
     e = logistic_moments(m, v)
     log_t = torch.logsumexp(e.log_mean, -1, keepdim=True)
     bound = expected_log_sigmoid(_of_label(m, y), _of_label(v, y)) - log_t.squeeze(-1)
@@ -73,19 +74,19 @@ def _tight(y: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Ten
     label = one_hot(y, m.shape[-1]).double()
     dm = label * e.complement - e.slope * share
     precision = label * e.slope * torch.exp(e.log_scale) + e.curvature * share
-    return dm + precision * m.double(), precision, bound, dm
+    return Expectation(bound, dm, -0.5 * precision)
 
 
-def _collapsed(y: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Potential, precision, bound and ∂bound/∂m of the collapsed bound (B3, B4)."""
+def _collapsed(y: Tensor, m: Tensor, v: Tensor) -> Expectation:
+    """The collapsed bound (B3, B4)."""
     s = tilt(m, v)
     log_rest = torch.logsumexp(s.log_rest, -1, keepdim=True)
     bound = _of_label(s.log_up, y) - log_rest.squeeze(-1)
-    return _polya_gamma_site(y, m, s, s.log_s - log_rest, bound)
+    return _polya_gamma(y, m, s, s.log_s - log_rest, bound)
 
 
-def _augmented(y: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Potential, precision, bound and ∂bound/∂m of the paper's bound (B5–B7)."""
+def _augmented(y: Tensor, m: Tensor, v: Tensor) -> Expectation:
+    """The paper's bound (B5–B7)."""
     s = tilt(m, v)
     log_c = math.log(m.shape[-1])
     log_sum = torch.logsumexp(s.log_s, -1)
@@ -98,16 +99,14 @@ def _augmented(y: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor,
     bound = _of_label(s.log_up, y) - log_c + log_gamma_minus_entropy(G) + G * log_r
     # γ_c = G s_c / S: the same numbers as e^ψ(1+G) s_c / C at the root.
     log_gamma = torch.log(G)[:, None] + s.log_s - log_sum[:, None]
-    return _polya_gamma_site(y, m, s, log_gamma, bound)
+    return _polya_gamma(y, m, s, log_gamma, bound)
 
 
-def _polya_gamma_site(
-    y: Tensor, m: Tensor, s: Tilt, log_gamma: Tensor, bound: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """potential = (y − γ)/2, precision = (y + γ) tanh(c/2)/(2c) (B4)."""
+def _polya_gamma(y: Tensor, m: Tensor, s: Tilt, log_gamma: Tensor, bound: Tensor) -> Expectation:
+    """The bound whose site has potential (y − γ)/2, precision (y + γ) tanh(c/2)/(2c) (B4)."""
     label = one_hot(y, m.shape[-1]).double()
     gamma = torch.exp(log_gamma.clamp_max(_MAX_LOG_GAMMA))
     precision = 0.5 * (label + gamma) * s.tau
     # ∂bound/∂m = potential − precision·m, in logs because γ may be huge where 1 + m·tau is tiny.
     dm = 0.5 * (label * (1.0 - m.double() * s.tau) - torch.exp(log_gamma + s.log_slope))
-    return 0.5 * (label - gamma), precision, bound, dm
+    return Expectation(bound, dm, -0.5 * precision)

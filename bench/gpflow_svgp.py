@@ -1,0 +1,168 @@
+"""GPflow's SVGP, softmax or robust-max, by natural gradients: a peer that conjugp is timed against.
+
+One whitened variational Gaussian per class moved by `NaturalGradient`, an ARD RBF kernel and
+inducing points shared by the classes, and a mean per class, learned by Adam. It is a process of its
+own, since GPflow may live in another environment than conjugp:
+
+python bench/gpflow_svgp.py SET POINTS.npy SETTINGS.json RESULT.npz
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+# What GPflow 2.11 needs beside TensorFlow 2.16 and later.
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import gpflow
+import numpy as np
+import tensorflow as tf
+from data import Split, load, scaled
+from gpflow.likelihoods import MultiClass, Softmax
+from gpflow.optimizers import NaturalGradient
+from numpy.typing import NDArray
+from scipy.spatial.distance import pdist
+
+_SAMPLES = 128  # draws behind a predicted probability, in pairs of opposite sign
+_TENFOLD = 20  # natural-gradient steps in which their size grows tenfold
+_SAVED = 20  # steps between two copies of the parameters
+_LEAST_GAMMA = 1e-6
+
+
+def build(Z: NDArray, n: int, n_classes: int, likelihood: str, lengthscale: float) -> Any:
+    """C latent functions on inducing points Z (M, D)."""
+    D = Z.shape[1]
+    kinds = {"softmax": Softmax, "robust-max": MultiClass}
+    return gpflow.models.SVGP(
+        kernel=gpflow.kernels.SquaredExponential(lengthscales=np.full(D, lengthscale)),
+        likelihood=kinds[likelihood](n_classes),
+        inducing_variable=gpflow.inducing_variables.InducingPoints(Z),
+        mean_function=gpflow.functions.Constant(np.zeros(n_classes)),
+        num_latent_gps=n_classes,
+        whiten=True,
+        num_data=n,
+    )
+
+
+def train(
+    split: Split,
+    Z: NDArray,
+    *,
+    likelihood: str,
+    inputs: str,
+    batch_size: int,
+    learning_rate: float,
+    first_gamma: float,
+    gamma: float,
+    budget: float,
+    n_looks: int,
+) -> tuple[dict[str, Any], list[NDArray]]:
+    """Train for `budget` seconds; the result's curve, and the probabilities at its points.
+
+    The size of natural-gradient steps grows from `first_gamma` to `gamma`: robust-max gives NaN
+    where it starts much above 1e-6. After a step that ends in NaN the last copy of the parameters
+    is put back, and `gamma` becomes a tenth.
+
+    The clock runs during training steps only: neither the set-up, the tracing of the step, nor the
+    looks count.
+    """
+    began = time.perf_counter()
+    tf.random.set_seed(0)
+    rng = np.random.default_rng(0)
+    X, X_test, Z = (a.astype(np.float64) for a in scaled(split, Z, inputs))
+    y = split.y_train.astype(np.int64)[:, None]
+    C = int(y.max()) + 1
+    distances = pdist(X[rng.permutation(len(X))[:1000]])
+    model = build(Z, len(y), C, likelihood, float(np.median(distances[distances > 0])))
+    q = [(model.q_mu, model.q_sqrt)]
+    for parameter in q[0]:
+        gpflow.set_trainable(parameter, False)  # moved by natural gradients, not by Adam
+    size = tf.Variable(0.0, dtype=tf.float64)
+    natural, adam = NaturalGradient(size), tf.keras.optimizers.legacy.Adam(learning_rate)
+
+    @tf.function
+    def step(x: Any, labels: Any) -> None:
+        loss = model.training_loss_closure((x, labels), compile=False)
+        natural.minimize(loss, q)
+        adam.minimize(loss, model.trainable_variables)
+
+    order = rng.permutation(len(y))
+    step.get_concrete_function(X[order[:batch_size]], y[order[:batch_size]])
+    setup = time.perf_counter() - began
+    result: dict[str, Any] = {"setup_seconds": setup, "curve": [], "restarts": []}
+
+    def variables() -> list[Any]:
+        return [*model.variables, *adam.variables()]
+
+    looks: list[NDArray] = []
+    clock, t, look, i = 0.0, 0, 1, 0
+    while clock < budget:
+        if t % _SAVED == 0:
+            copy = [variable.numpy() for variable in variables()]
+        rows, i = order[i : i + batch_size], i + batch_size
+        if i + batch_size > len(y):  # whole batches only: another shape would be traced anew
+            order, i = rng.permutation(len(y)), 0
+        started = time.perf_counter()
+        size.assign(min(gamma, first_gamma * 10.0 ** (t / _TENFOLD)))
+        try:
+            step(X[rows], y[rows])
+        except tf.errors.InvalidArgumentError:
+            result["restarts"].append({"seconds": clock, "steps": t, "gamma": float(size)})
+            gamma = 0.1 * float(size)
+            if gamma < _LEAST_GAMMA:
+                result["failure"] = "natural gradients give NaN however short they are"
+                break
+            for variable, value in zip(variables(), copy, strict=True):
+                variable.assign(value)
+        clock += time.perf_counter() - started
+        t += 1
+        if clock < budget * look / n_looks:
+            continue
+        look = math.floor(n_looks * clock / budget) + 1
+        result["curve"].append({"seconds": clock, "steps": t})
+        looks.append(predict_proba(model, X_test, likelihood))
+    return result, looks
+
+
+def predict_proba(model: Any, X: NDArray, likelihood: str) -> NDArray:
+    """Probabilities (n, C): robust-max by GPflow's quadrature, the softmax averaged over draws."""
+    rng = np.random.default_rng(0)
+    parts = []
+    for i in range(0, len(X), 2000):
+        mean, variance = (a.numpy() for a in model.predict_f(X[i : i + 2000]))
+        if likelihood == "robust-max":
+            total = model.likelihood.predict_mean_and_var(X[i : i + 2000], mean, variance)[0]
+            total = total.numpy()
+        else:
+            sd, total = np.sqrt(variance), np.zeros_like(mean)
+            for _ in range(_SAMPLES // 2):
+                noise = sd * rng.standard_normal(mean.shape)
+                total += softmax(mean + noise) + softmax(mean - noise)
+        parts.append(total / total.sum(axis=1, keepdims=True))
+    return np.concatenate(parts)
+
+
+def softmax(f: NDArray) -> NDArray:
+    """Along the last axis."""
+    e = np.exp(f - f.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def main() -> None:
+    name, points, settings, output = sys.argv[1:]
+    result, looks = train(load(name), np.load(points), **json.loads(Path(settings).read_text()))
+    packages = ("gpflow", "tensorflow", "tensorflow-probability", "tf_keras", "numpy")
+    result["versions"] = {package: version(package) for package in packages}
+    np.savez(output, result=json.dumps(result), proba=np.array(looks))
+
+
+if __name__ == "__main__":
+    main()

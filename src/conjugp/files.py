@@ -1,0 +1,92 @@
+"""Arrays and plain data in one file: safetensors with a JSON header, written all at once or not.
+
+Nothing here can run code that a file brings along, and a reader gets a whole file or an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+_KEY, _SUM = "conjugp", "sum"
+
+
+class FileFormatError(ValueError):
+    """A file that is not what it should be: foreign, truncated, altered or too new."""
+
+
+def check_path(name: str, path: str | os.PathLike[str]) -> None:
+    """Raise unless a file can be written at `path`, calling the argument `name`."""
+    try:
+        path = Path(path)
+    except TypeError as error:
+        raise TypeError(f"{name} must be a path; got {path!r}") from error
+    if path.is_dir():
+        raise ValueError(f"{name}: {path} is a folder; give the path of a file")
+    if not path.parent.is_dir():
+        raise ValueError(f"{name}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{name}: the folder {path.parent} cannot be written to")
+
+
+def write(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], header: Any) -> None:
+    """Write arrays and a JSON-able header; the file at `path` is the old one or the new one."""
+    path = Path(path)
+    whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    sums = _sums(whole)
+    text = json.dumps({"header": header, "sums": sums}, allow_nan=False)
+    metadata = {_KEY: text, _SUM: str(zlib.crc32(text.encode()))}
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # the user's usual one, where safetensors takes 0600
+        try:
+            save_file(whole, temporary, metadata)
+        except SafetensorError as error:
+            raise OSError(f"{path} could not be written ({error})") from error
+        temporary.chmod(mode)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], Any]:
+    """The arrays and the header of a file."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            if _KEY not in metadata:
+                raise FileFormatError(f"{path} was not written by conjugp")
+            arrays = {name: file.get_tensor(name) for name in file.keys()}
+        text = metadata[_KEY]
+        found = json.loads(text)
+        header, sums = found["header"], found["sums"]
+        altered = _sums(arrays) != sums or str(zlib.crc32(text.encode())) != metadata[_SUM]
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, FileFormatError):
+            raise
+        raise FileFormatError(f"{path} is damaged or not a conjugp file ({error})") from error
+    if altered:
+        raise FileFormatError(f"{path} is damaged: its content is not what was written")
+    return arrays, header
+
+
+def _sums(arrays: dict[str, np.ndarray]) -> dict[str, int]:
+    def kind(array: np.ndarray) -> int:
+        return zlib.crc32(f"{array.dtype} {array.shape}".encode())
+
+    return {name: zlib.crc32(array.data, kind(array)) for name, array in arrays.items()}

@@ -1,0 +1,102 @@
+"""Expectations over f ~ N(m, v) by sampling, from log p(y | f) alone (L1–L3).
+
+Draws are Sobol points, each with its mirror image, and always the same ones, so that a sampled
+expectation is a function of m and v like any other: it can be maximised, and it repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from conjugp.numerics import sobol_normals
+
+__all__ = ["Expectation", "average", "expectation", "integral"]
+
+_PAIRS = 32  # draws and their mirror images for the site of a row ...
+_BLOCKS = 16  # ... from so many different sets, in turn, so that rows do not share their errors
+_PREDICTION = 4096  # draws of a predictive integral
+_ELEMENTS = 2**21  # numbers held at a time
+_SEED = 1
+
+
+class Expectation(NamedTuple):
+    """E[log p(y | f)], or a bound on it, with its derivatives."""
+
+    value: Tensor  # (B,)
+    dm: Tensor  # (B, C)
+    dv: Tensor  # (B, C)
+    curvature: Tensor | None = None  # (B, C), see `Site`
+
+
+@lru_cache(maxsize=16)
+def _draws(dim: int) -> Tensor:
+    """(pairs, blocks, dim): consecutive stretches of one sequence, each spread evenly."""
+    return sobol_normals(_BLOCKS * _PAIRS, dim, _SEED).view(_BLOCKS, _PAIRS, dim).transpose(0, 1)
+
+
+def expectation(
+    log_prob: Callable[[Tensor, Tensor], Tensor], smooth: bool, y: Tensor, m: Tensor, v: Tensor
+) -> Expectation:
+    """E[log p(y | f)] and its derivatives in m and v (B, C), float64 (L1, L2)."""
+    m, v = m.double(), v.double()
+    # Narrower Gaussians than this would drown differences in rounding.
+    sd = torch.maximum(v.sqrt(), 1e-4 * (1.0 + m.abs()))
+    one = _reparametrised if smooth else _scored
+    size = max(1, _ELEMENTS // (2 * _PAIRS * m.shape[-1]))
+    parts = []
+    for i in range(0, max(1, len(y)), size):
+        rows = slice(i, i + size)
+        block = torch.arange(i, min(i + size, len(y)), device=m.device) % _BLOCKS
+        z = _draws(m.shape[-1]).to(m.device)[:, block]
+        z = torch.cat([z, -z])
+        parts.append(one(log_prob, y[rows], m[rows], sd[rows], z))
+    return Expectation(*(torch.cat(x) for x in zip(*(part[:3] for part in parts), strict=True)))
+
+
+def _reparametrised(
+    log_prob: Callable[[Tensor, Tensor], Tensor], y: Tensor, m: Tensor, sd: Tensor, z: Tensor
+) -> Expectation:
+    """∂m = E[∂log p], ∂v = E[z ∂log p]/(2 sd): the derivatives of the average itself (L1)."""
+    with torch.enable_grad():
+        f = torch.addcmul(m, sd, z).requires_grad_()
+        value = log_prob(y, f)
+        (slope,) = torch.autograd.grad(value.sum(), f)
+    return Expectation(value.detach().mean(0), slope.mean(0), (slope * z).mean(0) / (2.0 * sd))
+
+
+def _scored(
+    log_prob: Callable[[Tensor, Tensor], Tensor], y: Tensor, m: Tensor, sd: Tensor, z: Tensor
+) -> Expectation:
+    """∂m = E[z log p]/sd, ∂v = E[(z² − 1) log p]/(2 v), which differentiate N(m, v) (L2)."""
+    value = log_prob(y, torch.addcmul(m, sd, z))
+    mean = value.mean(0)
+    rest = (value - mean)[..., None]
+    dv = (rest * (z * z - 1.0)).mean(0) / (2.0 * sd * sd)
+    return Expectation(mean, (rest * z).mean(0) / sd, dv)
+
+
+def average(
+    prob: Callable[[Tensor], Tensor], m: Tensor, sd: Tensor, z: Tensor, elements: int = _ELEMENTS
+) -> Tensor:
+    """The mean of p(· | m + sd·z) over draws z (S, C) that all rows share: (B, C) (L3, P5)."""
+    samples = max(1, min(len(z), elements // max(1, m.shape[-1])))
+    rows = max(1, elements // (samples * m.shape[-1]))
+    p = torch.zeros_like(m)
+    for i in range(0, m.shape[0], rows):
+        part = slice(i, i + rows)
+        for draws in z.split(samples):
+            p[part] += prob(torch.addcmul(m[part], sd[part], draws[:, None, :])).sum(0)
+    return p / p.sum(-1, keepdim=True)
+
+
+def integral(prob: Callable[[Tensor], Tensor], m: Tensor, v: Tensor) -> Tensor:
+    """E[p(· | f)] under N(m, v) from quasi-random draws: (B, C), float64 (L3)."""
+    with torch.no_grad():
+        m, sd = m.detach().double(), v.detach().double().sqrt()
+        half = sobol_normals(_PREDICTION // 2, m.shape[-1], _SEED).to(m.device)
+        return average(prob, m, sd, torch.cat([half, -half]))

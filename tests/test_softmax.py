@@ -1,0 +1,124 @@
+"""The softmax: its two bounds and its predictive integral."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import expit
+from torch import Tensor
+
+from conjugp.likelihoods import LogisticSoftmax, Softmax
+
+SOFTMAX = Softmax()
+
+
+def normals(n: int, n_classes: int, spread: float, variance: float, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    m = rng.normal(0, spread, (n, n_classes)) if spread else np.zeros((n, n_classes))
+    v = variance * rng.uniform(0.5, 1.5, (n, n_classes))
+    return torch.tensor(rng.integers(n_classes, size=n)), torch.tensor(m), torch.tensor(v)
+
+
+def expected_log_sum(m: np.ndarray, v: np.ndarray) -> float:
+    """E[log Σe^f] for any C: log T = ∫ (e^−λ − e^−λT) dλ/λ makes the classes separate."""
+    z = np.linspace(-8.5, 8.5, 601)
+    w = np.exp(-0.5 * z * z)
+    w /= w.sum()
+    f = m[:, None] + np.sqrt(v)[:, None] * z
+    t = np.arange(-30.0 - f.max(), 5.0 - f.min(axis=1).max(), 1 / 16)
+    log_f = [
+        np.log(np.maximum(np.exp(-np.exp(np.minimum(x + f, 50))) @ w, 1e-300)).sum() for x in t
+    ]
+    return float(np.sum(np.exp(-np.exp(np.minimum(t, 50))) - np.exp(log_f)) / 16)
+
+
+def bound(name: str, y: Tensor, m: Tensor, v: Tensor) -> np.ndarray:
+    return SOFTMAX.site(y, m, v, name).bound.numpy()
+
+
+def tilted(y: Tensor, m: Tensor, v: Tensor) -> np.ndarray:
+    """m_y − ½Σa²v − log Σexp(m + (1 − 2a)v/2) at its maximum over a (Knowles and Minka 2011)."""
+    a = torch.softmax(m, -1)
+    for _ in range(5000):
+        a = a + 0.05 * (torch.softmax(m + (0.5 - a) * v, -1) - a)
+    value = m.gather(1, y[:, None])[:, 0] - 0.5 * (a * a * v).sum(-1)
+    return (value - torch.logsumexp(m + (0.5 - a) * v, -1)).numpy()
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 10])
+@pytest.mark.parametrize(("variance", "gap"), [(0.1, 0.004), (1.0, 0.04), (5.0, 0.25), (30.0, 1.1)])
+def test_how_tight(n_classes, variance, gap):
+    """Below E[log p] by less than `gap`, and closer to it than Jensen and the tilted bound."""
+    y, m, v = normals(4, n_classes, 2.0, variance)
+    label = m.gather(1, y[:, None])[:, 0].numpy()
+    log_sum = [expected_log_sum(*x) for x in zip(m.numpy(), v.numpy(), strict=True)]
+    exact = label - np.array(log_sum)
+    slack = exact - bound("tight", y, m, v)
+    assert slack.min() > -1e-6 and slack.max() < gap
+    assert np.all(bound("tight", y, m, v) > bound("jensen", y, m, v))
+    if variance >= 5.0:
+        assert np.all(bound("tight", y, m, v) > tilted(y, m, v))
+
+
+@given(st.data())
+def test_against_jensen_everywhere(data):
+    """Only where one latent is far wider than the rest is Jensen above, by a hundredth of a nat."""
+    n = data.draw(st.integers(2, 6))
+    m = torch.tensor([data.draw(st.lists(st.floats(-1e4, 1e4), min_size=n, max_size=n))]).double()
+    v = 10.0 ** torch.tensor([data.draw(st.lists(st.floats(-8, 6), min_size=n, max_size=n))])
+    y = torch.tensor([data.draw(st.integers(0, n - 1))])
+    tight, jensen = (float(bound(b, y, m, v.double())[0]) for b in ("tight", "jensen"))
+    assert tight <= 1e-9 and tight >= jensen - 0.02 - 1e-9 * abs(jensen)
+
+
+@pytest.mark.parametrize("name", SOFTMAX.bounds)
+def test_moving_all_latents_changes_nothing(name):
+    y, m, v = normals(50, 4, 3.0, 4.0)
+    s, t = SOFTMAX.site(y, m, v, name), SOFTMAX.site(y, m + 7.0, v, name)
+    torch.testing.assert_close(s.bound, t.bound, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(s.precision, t.precision, rtol=1e-9, atol=1e-12)
+    slope = s.potential - s.precision * m
+    torch.testing.assert_close(slope.sum(-1), torch.zeros(50).double(), rtol=0, atol=1e-12)
+
+
+def test_jensen_s_site():
+    y, m, v = normals(20, 5, 3.0, 4.0)
+    s = SOFTMAX.site(y, m, v, "jensen")
+    torch.testing.assert_close(s.precision, torch.softmax(m + v / 2, -1))
+
+
+def test_integral_of_two_classes():
+    """Then only the difference matters: one dense rule in one dimension."""
+    _, m, v = normals(30, 2, 4.0, 3.0)
+    v[::3] *= 100.0
+    v[1::3] *= 1e-3
+    z = np.linspace(-9, 9, 4001)
+    w = np.exp(-0.5 * z * z)
+    d, sd = (m[:, 0] - m[:, 1]).numpy(), v.sum(1).sqrt().numpy()
+    expected = expit(d[:, None] + sd[:, None] * z) @ (w / w.sum())
+    np.testing.assert_allclose(SOFTMAX.integral(m, v)[:, 0].numpy(), expected, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("variance", [0.1, 3.0, 50.0])
+def test_integral_against_sampling(variance):
+    _, m, v = normals(3, 10, 2.0, variance)
+    p = SOFTMAX.integral(m, v)
+    generator = torch.Generator().manual_seed(0)
+    f = m + v.sqrt() * torch.randn(100_000, 3, 10, generator=generator, dtype=torch.float64)
+    draws = SOFTMAX.prob(f)
+    error = draws.std(0) / math.sqrt(len(draws))
+    assert bool(((draws.mean(0) - p).abs() < 4.5 * error).all())
+
+
+def test_the_logistic_softmax_far_below_zero():
+    y, m, v = normals(20, 6, 2.0, 2.0)
+    torch.testing.assert_close(
+        SOFTMAX.integral(m, v), LogisticSoftmax().integral(m - 60.0, v), rtol=0, atol=1e-8
+    )
+    f = m - 60.0
+    torch.testing.assert_close(SOFTMAX.log_prob(y, m), LogisticSoftmax().log_prob(y, f))
