@@ -210,6 +210,8 @@ def test_independent_draws_are_found_good_and_a_stray_chain_is_not():
     assert bad.rhat > 1.2 and not bad.converged
     assert bad.groups["log_likelihood_total"]["rhat"] < 1.01
     assert "have not mixed: R-hat of f is" in bad.advice()
+    likelihood = bad.groups["log_likelihood_total"]["rhat"]
+    assert f"; of the log-likelihood it is {likelihood:.3f};" in bad.advice()
     assert f"at most {MAX_RHAT}" in bad.advice()
     assert "Raise n_warmup and n_samples" in bad.advice()
 

@@ -194,6 +194,7 @@ def test_the_figure_shows_every_number_against_gibbs(wine, tmp_path):
             assert shown.min() > ax.get_xlim()[0] and shown.max() < ax.get_xlim()[1]
 
 
+@pytest.mark.slow
 def test_everything_from_data_to_files(wine, tmp_path, monkeypatch):
     """The whole experiment on 24 rows and a few draws, and the figure again from its file."""
     whole = wine.wine

@@ -71,10 +71,12 @@ class Diagnostics:
             )
         if not self.rhat <= MAX_RHAT:
             worst = max(self.groups, key=lambda name: self.groups[name]["rhat"])
+            labels = self.groups.get("log_likelihood_total", {"rhat": np.inf})["rhat"]
+            fine = f"; of the log-likelihood it is {labels:.3f}" if labels < self.rhat else ""
             return (
-                f"the chains have not mixed: R-hat of {worst} is {self.rhat:.3f} and should be at "
-                f"most {MAX_RHAT}, so they do not yet agree with each other. Raise n_warmup and "
-                "n_samples; if that does not help, a smaller kernel variance mixes faster"
+                f"the chains have not mixed: R-hat of {worst} is {self.rhat:.3f}{fine}; it should "
+                f"be at most {MAX_RHAT}, so they do not yet agree with each other. Raise n_warmup "
+                "and n_samples; if that does not help, a smaller kernel variance mixes faster"
             )
         return (
             "the chains agree, but hold few independent draws: effective sample sizes are "
