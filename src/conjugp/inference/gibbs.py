@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from polyagamma import random_polyagamma
 from scipy.linalg import get_blas_funcs, get_lapack_funcs, solve_triangular
-from scipy.special import expit, log_expit
+from scipy.special import expit, log_expit, logsumexp
 
 AUGMENTATIONS = ("collapsed", "paper")
 
@@ -31,7 +31,7 @@ _START_COUNTS = 100.0
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-_posv, _potrf = get_lapack_funcs(("posv", "potrf"), dtype=np.float64)
+(_potrf,) = get_lapack_funcs(("potrf",), dtype=np.float64)
 _syrk, _trsv = get_blas_funcs(("syrk", "trsv"), dtype=np.float64)
 _polya_gamma: Callable[..., Any] = random_polyagamma  # its own types leave arrays out
 
@@ -71,19 +71,19 @@ class FullField:
         missed = kappa.take(at) * variance
         missed -= (g @ self.L.T).take(at)
         missed += np.sqrt(variance) * rng.standard_normal(len(at))
-        edges = at.searchsorted(self.n_inputs * np.arange(len(kappa) + 1))
+        x = np.zeros(kappa.shape)
+        first = 0
         for c in range(len(kappa)):
-            own = slice(edges[c], edges[c + 1])
-            here = at[own] - c * self.n_inputs
+            here = omega[c].nonzero()[0]
+            own = slice(first, first := first + len(here))
             if not len(here):
                 continue
             S = self.K.take(here, axis=0).take(here, axis=1)
             S.ravel()[:: len(here) + 1] += variance[own]
-            _, missed[own], info = _posv(S.T, missed[own], lower=1, overwrite_a=1, overwrite_b=1)
+            R, info = _potrf(S.T, lower=1, clean=0, overwrite_a=1)
             if info:
                 raise FloatingPointError("the kernel matrix is not positive definite")
-        x = np.zeros(kappa.shape)
-        x.ravel()[at] = missed
+            x[c, here] = _trsv(R, _trsv(R, missed[own], lower=1), lower=1, trans=1)
         g += x @ self.L
         return g, g @ self.L.T
 
@@ -178,6 +178,11 @@ class Observations:
         """(C, N)."""
         return (np.arange(self.n_classes)[:, None] == self.y).astype(np.float64)
 
+    @cached_property
+    def rows(self) -> Counts:
+        """0, …, N - 1."""
+        return np.arange(len(self.y))
+
     def at_rows(self, values: Array) -> Array:
         """(C, U) -> (C, N)."""
         return values if self.index is None else np.take(values, self.index, axis=1)
@@ -192,10 +197,12 @@ class Observations:
 
 def log_likelihood(data: Observations, f: Array) -> float:
     """Σ_i log p(y_i | f) of the logistic-softmax, f (C, U) (M2)."""
-    log_s = log_expit(data.at_rows(f))
-    top = log_s.max(axis=0)
-    total = top + np.log(np.exp(log_s - top).sum(axis=0))
-    return float((log_s[data.y, np.arange(len(data.y))] - total).sum())
+    f = data.at_rows(f)
+    s = expit(f)
+    own, total = s[data.y, data.rows], s.sum(axis=0)
+    if own.min() > _TINY:  # nothing has underflowed
+        return float(np.log(own / total).sum())
+    return float((log_expit(f[data.y, data.rows]) - logsumexp(log_expit(f), axis=0)).sum())
 
 
 def draw_lambda(s: Array, rng: np.random.Generator) -> Array:
