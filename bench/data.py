@@ -24,6 +24,14 @@ SPLITS = {
 }
 
 
+# Embeddings with a part of their own for choosing settings; and their files.
+EMBEDDINGS = {
+    "clinc150": "clinc150_wordllama256",
+    "letter": "letter",
+    "cifar10": "cifar10_effnetlite0_pca128",
+}
+
+
 class Split(NamedTuple):
     """Rows to train on and rows to test on, in the units of the source."""
 
@@ -65,6 +73,34 @@ def load(name: str, seed: int = 0) -> Split:
         n_train = round((0.9 if name == "covtype" else 0.8) * n)
     train, test = order[:n_train], order[n_train:]
     return Split(_floats(X[train]), y[train], _floats(X[test]), y[test])
+
+
+class Embedded(NamedTuple):
+    """A split, rows on which rivals choose their settings, and rows of no class at all."""
+
+    split: Split
+    X_val: NDArray
+    y_val: NDArray
+    X_outside: NDArray | None
+
+
+def load_embeddings(name: str) -> Embedded:
+    """One of the sets with many classes or of network features.
+
+    CLINC150 comes with validation rows; of the other sets a tenth of the training rows is taken.
+    """
+    if name == "letter":
+        whole, outside = load(name), None
+    else:
+        with np.load(path_of(EMBEDDINGS[name])) as file:
+            parts = [file[key] for key in ("X_train", "y_train", "X_test", "y_test")]
+            whole = Split(_floats(parts[0]), parts[1], _floats(parts[2]), parts[3])
+            outside = _floats(file["X_oos_test"]) if "X_oos_test" in file else None
+            if "X_val" in file:
+                return Embedded(whole, _floats(file["X_val"]), file["y_val"], outside)
+    order = np.random.default_rng(0).permutation(len(whole.y_train))
+    val = order[: len(order) // 10]
+    return Embedded(whole, whole.X_train[val], whole.y_train[val], outside)
 
 
 def scaled(split: Split, Z: NDArray, inputs: str) -> list[NDArray]:

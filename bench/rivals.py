@@ -122,7 +122,7 @@ class Contest:
 
     def __init__(self, name: str, budget: float, say: Callable[[str], None] = print) -> None:
         self.name, self.budget, self.say = name, budget, say
-        # Both peers do better on bytes divided by 255 than on standardised ones.
+        # Images as bytes divided by 255, as they are usually given.
         self.inputs = "raw" if name in IMAGES else "standardised"
 
     def peers(self, python: str) -> list[Run]:

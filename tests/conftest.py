@@ -33,6 +33,10 @@ KERNEL_CASES: dict[str, list[k.Kernel]] = {
         k.RationalQuadratic(ARD, 0.5, alpha=3.0),
     ],
     "Linear": [k.Linear(1.2, 1.7), k.Linear(ARD, 0.5)],
+    "Normalised": [
+        k.Normalised(k.RBF(0.8, 1.7)),
+        k.Normalised(k.Linear(1.2, 0.3) + k.Matern52(0.7, 1.0), units=ARD),
+    ],
     "Sum": [k.RBF(ARD, 0.5) + k.Linear(1.2, 0.3) + k.Matern32(0.9, 1.1)],
     "Product": [
         k.RBF(ARD, 0.5) * k.Linear(1.2, 0.3),

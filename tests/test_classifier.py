@@ -581,7 +581,7 @@ def test_prior_means():
 @pytest.mark.parametrize("covariance", ["full", "shared"])
 def test_precisions_agree(covariance):
     A, b = toy(1100, gap=2.0)
-    settings_ = {"covariance": covariance, "inducing": A[:15], "batch_size": 200, "max_epochs": 5}
+    settings_ = {"covariance": covariance, "inducing": A[:15], "batch_size": 200, "max_epochs": 10}
 
     def difference(jitter: float | None) -> float:
         p, q = (

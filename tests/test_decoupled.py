@@ -38,7 +38,7 @@ def data() -> Data:
 
 
 def some_mean() -> Mean:
-    w = torch.randn(M, C, dtype=torch.float64, generator=generator(7))
+    w = torch.randn(C, M, dtype=torch.float64, generator=generator(7))
     return Mean(w, torch.tensor([-1.0, 0.2, 0.5], dtype=torch.float64))
 
 
@@ -69,7 +69,7 @@ def test_latent_moments_are_those_of_the_joint_gaussian(data, family):
         KERNEL(q.Z, q.Z) + 3.0e-6 * torch.eye(M, dtype=torch.float64)
     )  # of all M points: the library keeps only the leading block for the covariance
     A = torch.linalg.solve(L, KERNEL(q.Z, X))
-    torch.testing.assert_close(m, A.T @ some_mean().w + q.mean, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(m, (some_mean().w @ A).T + q.mean, rtol=1e-9, atol=1e-10)
     for c, S in enumerate(joint(q)):
         expected = 3.0 - (A.T @ A).diagonal() + (A.T @ S @ A).diagonal()
         torch.testing.assert_close(v[:, c], expected, rtol=1e-9, atol=1e-10)
@@ -177,8 +177,8 @@ def objective(data: Data, A: Tensor, bound: str, v: Tensor | None, mean: Tensor 
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
         x = torch.tensor(flat, requires_grad=True)
-        w, b = x[: M * C].view(M, C), x[M * C :] if mean is None else mean
-        m = A.T @ w + b
+        w, b = x[: M * C].view(C, M), x[M * C :] if mean is None else mean
+        m = (w @ A).T + b
         if v is None:
             value = LIKELIHOOD.log_prob(data.y, m)
         else:
@@ -217,7 +217,7 @@ def test_the_mean_is_at_its_optimum(data, bound, learn_mean):
     best = minimize(loss, np.concatenate(free), jac=True, options={"gtol": 1e-7})
     x = [found.w.reshape(-1), found.mean] if learn_mean else [found.w.reshape(-1)]
     assert loss(torch.cat(x).numpy())[0] - best.fun < 1e-4
-    w = torch.tensor(best.x)[: M * C].view(M, C)
+    w = torch.tensor(best.x)[: M * C].view(C, M)
     torch.testing.assert_close(found.w, w, rtol=0, atol=1e-2)
     assert learn_mean or torch.equal(found.mean, start.mean)
 

@@ -25,6 +25,7 @@ from conjugp.fitting import (
     hold_out,
     largest_classes,
     median_distance,
+    only_classes,
 )
 from conjugp.training import Data
 from faces import decoupled, fitted_attributes, fixed, minibatch, toy
@@ -95,12 +96,14 @@ def test_folds(counts, seed):
 
 def test_largest_classes():
     data = labelled([3, 9, 1, 7])
-    two = largest_classes(data, 2)
+    kept = largest_classes(data, 2)
+    assert kept is not None and kept.tolist() == [1, 3]
+    two = only_classes(data, kept)
     assert two.n_classes == 2 and torch.bincount(two.y).tolist() == [9, 7]
     at = two.X[:, 0].long()
     assert torch.equal(data.y[at], torch.tensor([1, 3])[two.y])
     assert torch.equal(data.weight[at], two.weight)
-    assert largest_classes(data, 4) is data
+    assert largest_classes(data, 4) is None and only_classes(data, None) is data
 
 
 def test_median_distance():

@@ -24,6 +24,7 @@ from conjugp.kernels import (
     Matern12,
     Matern32,
     Matern52,
+    Normalised,
     Positive,
     Product,
     RationalQuadratic,
@@ -36,6 +37,8 @@ ARD = [0.7, 1.3, 2.0]
 
 
 def parts_of(kernel: Kernel) -> list[Kernel]:
+    if isinstance(kernel, Normalised):
+        return parts_of(kernel.kernel)
     return [p for part in getattr(kernel, "parts", ()) for p in parts_of(part)] or [kernel]
 
 
@@ -71,8 +74,8 @@ def test_rows_do_not_depend_on_one_another(kernel, X, Z):
 def test_stationary_kernels_do_not_see_a_shift(kernel, X, Z):
     same = torch.allclose(kernel(X + 3.0, Z + 3.0), kernel(X, Z), rtol=1e-9)
     assert same == kernel.stationary
-    constant = bool((kernel.diag(X) == kernel.diag(X)[0]).all())
-    assert constant == kernel.stationary
+    constant = torch.allclose(kernel.diag(X), kernel.diag(X)[0], rtol=1e-12, atol=0.0)
+    assert constant == (kernel.stationary or isinstance(kernel, Normalised))
 
 
 def test_inputs_are_left_as_they_were(kernel, X, Z):
@@ -156,8 +159,9 @@ def test_to_units_keeps_isotropy_where_it_can(kernel, X, Z):
     assert_allclose(constant(2.5 * X, 2.5 * Z), kernel(X, Z), rtol=1e-10)
     for before, after in zip(parts_of(kernel), parts_of(constant), strict=True):
         assert np.shape(before.lengthscale) == np.shape(after.lengthscale)
-    for part in parts_of(kernel.to_units(np.array([1.0, 1.0, 2.0]))):
-        assert np.shape(part.lengthscale) == (3,)
+    if not isinstance(kernel, Normalised):  # whose lengthscales are those of a sphere
+        for part in parts_of(kernel.to_units(np.array([1.0, 1.0, 2.0]))):
+            assert np.shape(part.lengthscale) == (3,)
 
 
 def test_to_units_keeps_the_graph(kernel, X, Z):
@@ -207,7 +211,7 @@ def test_frozen_is_plain(kernel):
 
 
 def test_different_kernels_differ(kernel):
-    assert kernel != kernel.to_units(np.array([2.0, 2.0, 2.0]))
+    assert kernel != kernel.to_units(np.array([2.0, 2.0, 3.0]))
     assert kernel != RBF(99.0, 1.0)
     assert kernel != "kernel"
 
@@ -495,3 +499,51 @@ def test_a_kernel_may_hold_another(X, Z):
     kernel = Warped(RBF()).filled(torch.tensor(ARD), 2.0)
     assert kernel.inner == RBF(torch.tensor(ARD), 2.0) and kernel.n_theta == 4
     test_gradients_in_parameters_and_inputs(kernel, X, Z)
+
+
+# --- directions ---------------------------------------------------------------------------------
+
+
+def test_normalised_sees_directions_alone(X, Z):
+    kernel = Normalised(RBF(0.6, 2.0))
+    K = kernel(X, Z)
+    unit = [A / A.norm(dim=1, keepdim=True) for A in (X, Z)]
+    cosine = unit[0] @ unit[1].T
+    # |x/|x| - z/|z||² = 2 - 2cos.
+    assert_allclose(K, 2.0 * torch.exp(-(1 - cosine) / 0.6**2), rtol=1e-10)
+    lengths = torch.linspace(0.01, 100, len(X)).double().unsqueeze(1)
+    assert_allclose(kernel(X * lengths, Z), K, rtol=1e-10)
+
+
+def test_normalised_of_zero_is_finite():
+    kernel, X = Normalised(RBF(0.6, 2.0)), torch.zeros(2, 3, dtype=torch.float64)
+    X[1, 0] = 1e-200
+    # The origin is at distance 1 from every direction.
+    far = 2.0 * math.exp(-0.5 / 0.6**2)
+    assert_allclose(kernel(X, X), [[2.0, far], [far, 2.0]], rtol=1e-12)
+
+
+def test_normalised_keeps_the_units_in_which_lengths_are_measured(X, Z):
+    kernel = Normalised(RBF(0.6, 2.0), units=(1.0, 5.0, 0.2))
+    scale = torch.tensor([2.0, 0.3, 7.0], dtype=torch.float64)
+    changed = kernel.to_units(scale)
+    assert_allclose(changed(X * scale, Z * scale), kernel(X, Z), rtol=1e-10)
+    assert_allclose(changed.to_units(1 / scale).units, kernel.units, rtol=1e-12)
+    assert Normalised(RBF(0.6, 2.0), units=(3.0, 3.0, 3.0)) == Normalised(RBF(0.6, 2.0))
+    assert isinstance(kernel.kernel, RBF) and kernel.kernel.lengthscale == 0.6
+
+
+def test_normalised_fills_one_lengthscale_for_the_sphere():
+    filled = Normalised(RBF()).filled(torch.full((3,), 40.0).double(), 5.0)
+    assert filled.frozen() == Normalised(RBF(1.0, 5.0))
+
+
+@pytest.mark.parametrize("units", [(1.0, -1.0), (0.0, 1.0), ((1.0, 2.0),), (1.0, math.inf)])
+def test_normalised_refuses_bad_units(units):
+    with pytest.raises(ValueError, match="units must be a vector of positive"):
+        Normalised(RBF(), units=units)
+
+
+def test_normalised_refuses_what_is_no_kernel():
+    with pytest.raises(TypeError, match="kernel must be a kernel"):
+        Normalised(3.0)  # type: ignore[arg-type]

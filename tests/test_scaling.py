@@ -150,7 +150,7 @@ def test_decoupled_fits_have_units_too():
     factor = np.array([2.0**20, 2.0**-20])
     clf = decoupled(kernel=RBF([1.0, 2.0], 10.0)).fit(X, y)
     scaled = decoupled(kernel=RBF([1.0, 2.0] * factor, 10.0)).fit(X * factor, y)
-    assert (scaled.predict(X * factor) == clf.predict(X)).mean() > 0.95
+    assert (scaled.predict(X * factor) == clf.predict(X)).mean() >= 0.95
     np.testing.assert_allclose(scaled.kernel_.lengthscale, [1.0, 2.0] * factor)
     low, high = (X * factor).min(0), (X * factor).max(0)
     assert (scaled.inducing_points_ >= low).all() and (scaled.inducing_points_ <= high).all()

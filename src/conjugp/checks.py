@@ -12,7 +12,7 @@ from sklearn.utils import check_random_state, compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, column_or_1d, validate_data
 
-from conjugp.covariance import FAMILIES
+from conjugp.covariance import FAMILIES, NONE
 from conjugp.inducing import STRATEGIES
 from conjugp.kernels import Kernel
 from conjugp.likelihoods import Heaviside, Likelihood, get_likelihood
@@ -44,15 +44,24 @@ def check_parameters(clf: Any) -> tuple[Likelihood, str, FitOptions]:
         one_of("learn_inducing", clf.learn_inducing, (True, False))
     if clf.batch_size is not None and clf.batch_size != "auto":
         whole("batch_size", clf.batch_size, 1)
+    if clf.class_batch is not None and clf.class_batch != "auto":
+        whole("class_batch", clf.class_batch, 1)
+        if not likelihood.class_parts or bound == MC or clf.inference == "ep":
+            raise ValueError(
+                f"class_batch={clf.class_batch} needs a bound of likelihood='logistic-softmax'; "
+                "use 'auto' or None"
+            )
+        if not clf.shared_kernel:
+            raise ValueError(f"class_batch={clf.class_batch} needs shared_kernel=True")
     for name in ("learn_hyperparameters", "shared_kernel", "warm_start"):
         one_of(name, getattr(clf, name), (True, False))
-    one_of("covariance", clf.covariance, ("auto", *FAMILIES))
-    if not clf.shared_kernel and clf.covariance in ("shared", "diagonal"):
+    one_of("covariance", clf.covariance, ("auto", *FAMILIES, NONE))
+    if not clf.shared_kernel and clf.covariance in ("shared", "diagonal", NONE):
         raise ValueError(
             f"covariance={clf.covariance!r} needs one kernel for all classes; "
             "with shared_kernel=False use 'full' or 'auto'"
         )
-    if clf.covariance in ("shared", "diagonal"):
+    if clf.covariance in ("shared", "diagonal", NONE):
         if clf.inference != "auto":
             raise ValueError(
                 f"covariance={clf.covariance!r} needs inference='auto'; got {clf.inference!r}"

@@ -16,7 +16,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
-from conjugp.calibration import VARIANCE_SCALES, Calibration, fit_calibration
+from conjugp.calibration import Calibration, fit_calibration
 from conjugp.checks import (
     SMALL_ROWS,
     check_device,
@@ -27,7 +27,7 @@ from conjugp.checks import (
 )
 from conjugp.ep_training import EPTrainer
 from conjugp.face import ProbabilisticClassifier
-from conjugp.fitting import Fitted, Fitter
+from conjugp.fitting import Fitted, Fitter, variance_scales
 from conjugp.kernels import Kernel
 from conjugp.likelihoods import Likelihood
 from conjugp.model import Model
@@ -39,6 +39,8 @@ from conjugp.rows import Rows
 from conjugp.scaling import Scaling, fit_scaling
 from conjugp.stream import Stream
 from conjugp.training import Data, Trainer
+
+_ROWS = 2**15  # rows that are scaled at a time
 
 
 class GPClassifier(ProbabilisticClassifier):
@@ -73,13 +75,19 @@ class GPClassifier(ProbabilisticClassifier):
     batch_size : int, "auto" or None, default="auto"
         Rows per step; ``None`` is the full batch, with which ``"collapsed"`` and ``"augmented"``
         are exact coordinate ascent where mean and covariance share their inducing points.
+    class_batch : int, "auto" or None, default="auto"
+        Classes that a minibatch step samples beside the labels of its rows, for thousands of
+        classes: its cost then does not grow with their number. ``None`` sums over all classes,
+        ``"auto"`` does so up to 2,000 classes.
     learn_hyperparameters : bool, default=True
         Whether kernel parameters are learned.
     shared_kernel : bool, default=True
         One kernel for all classes, or one for each.
-    covariance : {"auto", "full", "shared", "diagonal"}, default="auto"
+    covariance : {"auto", "full", "shared", "diagonal", "none"}, default="auto"
         Posterior covariance: one matrix per class on the same inducing points as the mean, or one
-        for all classes, or a diagonal per class, on the first of the mean's inducing points.
+        for all classes, or a diagonal per class, on the first of the mean's inducing points; or
+        ``"none"``: the mode of the posterior, a point with no uncertainty of its own, whose
+        probabilities owe their calibration to the temperature alone.
     prior_mean : "auto", float or array of shape (n_classes,), default="auto"
         Prior mean of the latent functions; ``"auto"`` learns one per class.
     temperature : "auto", None or float, default="auto"
@@ -133,6 +141,9 @@ class GPClassifier(ProbabilisticClassifier):
     variance_scale_ : float
         Share of the latent variance that ``predict_proba`` integrates over: 1, except where a
         decoupled posterior's held-out rows preferred less.
+    class_gap_ : float
+        What sampling classes cost at the end of the fit: nats per row by which the bound that was
+        raised lies below the one of all classes; 0 where ``class_batch`` did not matter.
     n_features_in_ : int
         Number of features.
     feature_names_in_ : ndarray of shape (n_features,)
@@ -159,6 +170,7 @@ class GPClassifier(ProbabilisticClassifier):
         inducing: str | ArrayLike = "kmeans",
         learn_inducing: bool | str = "auto",
         batch_size: int | str | None = "auto",
+        class_batch: int | str | None = "auto",
         learn_hyperparameters: bool = True,
         shared_kernel: bool = True,
         covariance: str = "auto",
@@ -183,6 +195,7 @@ class GPClassifier(ProbabilisticClassifier):
         self.inducing = inducing
         self.learn_inducing = learn_inducing
         self.batch_size = batch_size
+        self.class_batch = class_batch
         self.learn_hyperparameters = learn_hyperparameters
         self.shared_kernel = shared_kernel
         self.covariance = covariance
@@ -265,9 +278,8 @@ class GPClassifier(ProbabilisticClassifier):
             kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
             plan = make_plan(self, data, scaling, likelihood, bound, options, self._seed())
             mean = start_mean(self.prior_mean, data, likelihood)
-            raw_scale = torch.as_tensor(scaling.scale.mean() / scaling.scale)
             bar = ProgressBar(options.callback, self.verbose)
-            fitter = Fitter(plan, kernel, data, mean, raw_scale, bar)
+            fitter = Fitter(plan, kernel, data, mean, scaling, bar)
             try:
                 with torch.no_grad():
                     fitted = fitter.run(warm.state if warm else None)
@@ -278,7 +290,7 @@ class GPClassifier(ProbabilisticClassifier):
                 fitted = saved
             finally:
                 bar.close()
-        self._keep(fitted, scaling, classes)
+        self._keep(fitted, fitter.scaling, classes)
         self.__dict__.pop("_stream", None)
         if stopped is not None:
             if options.on_interrupt == "raise":
@@ -398,47 +410,28 @@ class GPClassifier(ProbabilisticClassifier):
         """
         data = self._labelled(X, y, sample_weight)
         m, v = self._fitted.model.latent(data.X)
-        # Only coupled fits have one matrix per class.
-        scales = (1.0,) if self._fitted.model.S.family == "full" else VARIANCE_SCALES
+        scales = variance_scales(self._fitted.model)
         found = fit_calibration(self._fitted.model.likelihood, m, v, data.y, data.weight, scales)
         self.temperature_, self.variance_scale_ = found.temperature, found.variance_scale
         return self
 
     # --- predicting ---------------------------------------------------------------------------
 
-    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Class probabilities.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-            Rows to predict.
-
-        Returns
-        -------
-        proba : ndarray of shape (n_samples, n_classes)
-            float64; the rows sum to 1.
-        """
-        Xt = self._inputs(X)
+    def _proba(self, X: Tensor) -> NDArray[np.float64]:
+        """Probabilities of rows in working units."""
         options = self.options or FitOptions()
         model = self._fitted.model
-        size = 2**14
-        parts = []
-        for x in Xt.split(size):
-            m, v = model.latent(x)
-            if self.variance_scale_ == 0.0:
-                p = model.likelihood.prob(m.double())
-            else:
-                p = predict_proba(
-                    model.likelihood,
-                    m,
-                    self.variance_scale_ * v,
-                    options.prediction,
-                    options.n_samples,
-                    self._prediction_seed,
-                )
-            parts.append(apply_temperature(p, self.temperature_).cpu())
-        p = torch.cat(parts).numpy()
+        m, v = model.latent(X)
+        p = predict_proba(
+            model.likelihood,
+            m,
+            v,
+            options.prediction,
+            options.n_samples,
+            self._prediction_seed,
+            variance_scale=self.variance_scale_,
+        )
+        p = apply_temperature(p, self.temperature_).cpu().numpy()
         return p / p.sum(axis=1, keepdims=True)
 
     def predict_latent(self, X: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -518,6 +511,7 @@ class GPClassifier(ProbabilisticClassifier):
         self.history_ = fitted.history
         self.n_iter_ = max(1, math.ceil(fitted.epochs))
         self.converged_ = fitted.converged
+        self.class_gap_ = fitted.class_gap
         calibration: Calibration = fitted.calibration
         self.temperature_ = calibration.temperature
         self.variance_scale_ = calibration.variance_scale
@@ -532,7 +526,12 @@ class GPClassifier(ProbabilisticClassifier):
         """Checked rows in working units."""
         model = self._fitted_model()
         X_, _ = check_rows(self, X, None, False)
-        return self._scaling.apply(X_, model.Z.dtype, model.Z.device)
+        Z = model.Z
+        out = Z.new_empty(X_.shape)
+        # In parts: no second copy of all rows.
+        for i in range(0, len(X_), _ROWS):
+            out[i : i + _ROWS] = self._scaling.apply(X_[i : i + _ROWS], Z.dtype, Z.device)
+        return out
 
     def _labelled(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> Data:
         """Checked rows with labels out of ``classes_``."""

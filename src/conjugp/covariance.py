@@ -1,4 +1,7 @@
-"""Covariance families of the whitened posterior: full, shared, diagonal (docs/math.md, Q4-Q6)."""
+"""Covariance families of the whitened posterior: full, shared, diagonal (docs/math.md, Q4-Q6).
+
+And none at all: the posterior's mode, a point.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ from torch import Tensor
 from conjugp.posterior import Posterior, moments
 
 FAMILIES = ("full", "shared", "diagonal")
+NONE = "none"
 
 
 class Covariance(NamedTuple):
     """S = RᵀR for each class ("full"), for all of them ("shared"), or a diagonal R for each."""
 
     family: str
-    R: Tensor  # (C, M, M), (1, M, M) or (C, M)
+    R: Tensor  # (C, M, M), (1, M, M) or (C, M); nothing, (1, 0, 0), for "none"
 
 
 def covariance(family: str, A: Tensor, theta: Tensor) -> Covariance:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from conjugp.covariance import Covariance, covariance, quadratic
+from conjugp.covariance import NONE, Covariance, covariance, quadratic
 from conjugp.features import Basis, basis
 from conjugp.inference.mean import Mean, MeanData, fit_mean
 from conjugp.kernels import Kernel
@@ -20,7 +20,8 @@ from conjugp.likelihoods.base import Likelihood
 from conjugp.model import Model
 from conjugp.training import Data
 
-_COVARIANCE_ROWS = 20_000  # rows that stand for all when the covariance is computed
+_COVARIANCE_ROWS = 20_000  # rows that stand for all when the covariance is computed ...
+_COVARIANCE_PAIRS = 2**20  # ... fewer if rows times classes come to more than this
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class MeanSettings:
     batch_size: int
     learning_rate: float = 0.1
     learn_mean: bool = True
+    class_batch: int | None = None
     cache_bytes: int = 2**32
     jitter: float | None = None
 
@@ -71,7 +73,7 @@ def kernel_rows(kernel: Kernel, Z: Tensor, data: Data, settings: MeanSettings) -
 
 def start_mean(n_inducing: int, mean: Tensor) -> Mean:
     """The prior."""
-    return Mean(mean.new_zeros(n_inducing, len(mean)), mean)
+    return Mean(mean.new_zeros(len(mean), n_inducing), mean)
 
 
 def fit_weights(
@@ -92,7 +94,7 @@ def fit_weights(
     if rows is None:
         rows = kernel_rows(kernel, Z, data, settings)
     b = rows.b
-    variance = None if model is None else model.latent(data.X)[1]
+    variance = None if model is None else latent_variance(model, data.X)
     mean = fit_mean(
         start,
         MeanData(rows, None if rows.whitened else b.L_inv[0], data.y, data.weight, variance),
@@ -104,14 +106,21 @@ def fit_weights(
         learn_mean=settings.learn_mean,
         generator=generator,
         on_epoch=on_epoch,
+        class_batch=settings.class_batch,
     )
     return b, mean
 
 
+def latent_variance(model: Model, X: Tensor) -> Tensor:
+    """v(X), (n, C), or (n, 1) where it is the same for all classes."""
+    n = 1 if model.S.family == "shared" else None
+    return torch.cat([model.latent(x)[1][:, :n] for x in X.split(4096)])
+
+
 def latent_mean(kernel: Kernel, b: Basis, mean: Mean, X: Tensor, chunk: int = 4096) -> Tensor:
     """m(X), (n, C)."""
-    alpha = b.L_inv[0].T @ mean.w
-    parts = [torch.addmm(mean.mean, kernel(x, b.Z), alpha) for x in X.split(chunk)]
+    alpha = mean.w @ b.L_inv[0]
+    parts = [torch.addmm(mean.mean, kernel(x, b.Z), alpha.T) for x in X.split(chunk)]
     return torch.cat(parts)
 
 
@@ -126,10 +135,14 @@ def assemble(
     bound: str,
 ) -> Model:
     """Add the covariance that the sites at the fitted mean imply (Q5, Q6)."""
-    M_v = min(n_covariance, len(b.Z))
+    alpha = mean.w @ b.L_inv[0]
+    M_v = 0 if family == NONE else min(n_covariance, len(b.Z))
     # The leading block of a Cholesky factor is that of the leading block.
     L_inv = b.L_inv[:, :M_v, :M_v].contiguous()
-    part = data.rows(0, _COVARIANCE_ROWS)
+    if family == NONE:
+        S = Covariance(NONE, L_inv)
+        return Model(likelihood, bound, b.kernels, b.Z, mean.w, alpha, mean.mean, L_inv, S)
+    part = data.rows(0, min(_COVARIANCE_ROWS, max(1, _COVARIANCE_PAIRS // data.n_classes)))
     scale = data.total / part.total
     A = torch.cat([L_inv[0] @ kernel(b.Z[:M_v], x) for x in part.X.split(4096)], dim=1)
     m = latent_mean(kernel, b, mean, part.X)
@@ -144,7 +157,4 @@ def assemble(
         S = covariance(family, A, theta)
         v = (residual + quadratic(S, A.unsqueeze(0))).T.expand_as(m)
     assert S is not None
-    alpha = (b.L_inv[0].T @ mean.w).T.contiguous()
-    return Model(
-        likelihood, bound, b.kernels, b.Z, mean.w.T.contiguous(), alpha, mean.mean, L_inv, S
-    )
+    return Model(likelihood, bound, b.kernels, b.Z, mean.w, alpha, mean.mean, L_inv, S)

@@ -2,21 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
+from torch import Tensor
+
+CHUNK_ELEMENTS = 2**20  # rows times classes at a time
 
 
 class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
-    """Labels, logarithms and scores from ``predict_proba`` and ``classes_``."""
+    """Labels, logarithms and scores from probabilities, which come in chunks of rows."""
 
     classes_: NDArray[Any]
 
-    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Class probabilities, float64, rows summing to 1."""
+    def _inputs(self, X: ArrayLike) -> Tensor:
+        """Checked rows in working units; an error before there is a fit."""
         raise NotImplementedError
+
+    def _proba(self, X: Tensor) -> NDArray[np.float64]:
+        """Probabilities of rows in working units."""
+        raise NotImplementedError
+
+    def _chunks(self, X: Tensor) -> Iterator[tuple[slice, NDArray[np.float64]]]:
+        """Some rows and their probabilities at a time, so many that memory is bounded."""
+        size = max(1, CHUNK_ELEMENTS // len(self.classes_))
+        for i in range(0, len(X), size):
+            yield slice(i, i + size), self._proba(X[i : i + size])
+
+    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Class probabilities.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Rows to predict.
+
+        Returns
+        -------
+        proba : ndarray of shape (n_samples, n_classes)
+            float64; the rows sum to 1.
+        """
+        rows = self._inputs(X)
+        out = np.empty((len(rows), len(self.classes_)))
+        for i, p in self._chunks(rows):
+            out[i] = p
+        return out
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """The most probable class of every row.
@@ -31,8 +65,42 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         labels : ndarray of shape (n_samples,)
             Labels out of ``classes_``.
         """
-        p = self.predict_proba(X)
-        return self.classes_[p.argmax(axis=1)]
+        rows = self._inputs(X)
+        best = np.empty(len(rows), dtype=np.intp)
+        for i, p in self._chunks(rows):
+            best[i] = p.argmax(axis=1)
+        return self.classes_[best]
+
+    def predict_topk(self, X: ArrayLike, k: int) -> tuple[NDArray[Any], NDArray[np.float64]]:
+        """The most probable classes of every row, best first.
+
+        Memory does not grow with the number of rows times classes, so thousands of classes and
+        millions of rows are no problem.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Rows to predict.
+        k : int
+            How many classes, at most all.
+
+        Returns
+        -------
+        labels : ndarray of shape (n_samples, k)
+            Labels out of ``classes_``; of equally probable ones the first there comes first.
+        proba : ndarray of shape (n_samples, k)
+            Their probabilities.
+        """
+        rows = self._inputs(X)
+        C = len(self.classes_)
+        if isinstance(k, bool) or not isinstance(k, Integral) or not 1 <= k <= C:
+            raise ValueError(f"k must be a whole number from 1 to {C}, the classes; got {k!r}")
+        best = np.empty((len(rows), k), dtype=np.intp)
+        proba = np.empty((len(rows), k))
+        for i, p in self._chunks(rows):
+            best[i] = _largest(p, int(k))
+            proba[i] = np.take_along_axis(p, best[i], axis=1)
+        return self.classes_[best], proba
 
     def predict_log_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """Logarithms of ``predict_proba``, finite.
@@ -62,3 +130,16 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         """
         log_p = self.predict_log_proba(X)
         return log_p[:, 1] - log_p[:, 0] if log_p.shape[1] == 2 else log_p
+
+
+def _largest(p: NDArray[np.float64], k: int) -> NDArray[np.intp]:
+    """Columns of the k largest numbers of every row, best first, the leftmost of equal ones."""
+    if k == p.shape[1]:
+        return np.argsort(-p, axis=1, kind="stable")
+    top = np.argpartition(-p, k - 1, axis=1)[:, :k]
+    least = np.take_along_axis(p, top, axis=1).min(axis=1, keepdims=True)
+    tied = (p >= least).sum(axis=1) > k
+    top[tied] = np.argsort(-p[tied], axis=1, kind="stable")[:, :k]
+    top.sort(axis=1)
+    order = np.argsort(-np.take_along_axis(p, top, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(top, order, axis=1)

@@ -47,3 +47,11 @@ def features(b: Basis, X: Tensor) -> Features:
     # Rounding can push the residual below zero, and v must stay positive.
     floor = 1e-6 * prior.detach()
     return Features(A, torch.maximum(prior - A.square().sum(1), floor))
+
+
+@torch.no_grad()
+def own_features(b: Basis, X: Tensor) -> Features:
+    """Features of rows that each belong to one class, X (n, C, D): (C, M, n), one kernel (Q1)."""
+    n, C, _ = X.shape
+    f = features(b, X.reshape(n * C, -1))
+    return Features(f.A.view(-1, n, C).permute(2, 0, 1), f.residual.view(n, C).T)

@@ -18,21 +18,30 @@ from torch import Tensor
 
 from conjugp import decoupled, inducing
 from conjugp.calibration import VARIANCE_SCALES, Calibration, fit_calibration
+from conjugp.covariance import NONE
 from conjugp.decoupled import KernelRows, MeanSettings
 from conjugp.ep_training import EPTrainer
 from conjugp.inference.mean import Interrupted
-from conjugp.kernels import RBF, Kernel, Matern52
+from conjugp.kernels import RBF, Kernel, Matern52, Normalised
 from conjugp.model import Model, coupled
 from conjugp.plan import Plan
 from conjugp.posterior import Posterior, prior
-from conjugp.search import Candidate, held_out_loss, kernel_metric, search
+from conjugp.scaling import Scaling
+from conjugp.search import Candidate, class_centres, held_out_loss, search
 from conjugp.training import Data, Progress, Settings, State, Trainer, initial_state
 
 KERNEL_INDUCING = 128  # inducing points, steps, classes of the fit that learns the kernel
 KERNEL_STEPS = 200
 KERNEL_CLASSES = 10
-SEARCH_ROWS, SEARCH_INDUCING = 8000, 800
-ELBO_ROWS = 10_000  # rows that stand for all in the reported ELBO
+RELEVANCE_CLASSES = 50  # beyond so many classes, what tells ten of them apart is not tried
+REFIT_ROWS = 20_000  # up to here the last fit to all rows starts afresh
+SEARCH_ROWS, SEARCH_INDUCING, SEARCH_CLASSES = 8000, 800, 250
+SEARCH_EPOCHS, GLANCE_EPOCHS = 10, 4
+SPHERE_FEATURES = 16  # from here on the rows may be an embedding, of which directions matter
+ELBO_ROWS, ELBO_PAIRS = (
+    10_000,
+    2**20,
+)  # rows, times classes, that stand for all in the reported ELBO
 FOLDS = 5
 LIKELIHOOD_ROUNDS = 3  # fits in turn of q and of a likelihood's own parameters
 CROSS_FIT_ROWS = 5000  # up to here folds, not one hold-out, give the temperature
@@ -52,6 +61,7 @@ class Fitted:
     state: State | None  # for going on
     history: list[dict[str, float | str]] = field(default_factory=list)
     total: float = 0.0  # weight of the rows
+    class_gap: float = 0.0  # what sampling classes cost, in nats per row (docs/math.md, C3)
 
 
 class Fitter:
@@ -63,17 +73,18 @@ class Fitter:
         kernel: Kernel | None,
         data: Data,
         mean: Tensor,
-        raw_scale: Tensor,
+        scaling: Scaling,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self.plan, self.kernel, self.data, self.mean = plan, kernel, data, mean
-        self.raw_scale = raw_scale  # (D,) the working units of one unit of the user's
+        self.scaling = scaling  # how the rows came to be; a fit may choose another origin
         self.generator = torch.Generator().manual_seed(plan.seed)
         self.history: list[dict[str, float | str]] = []
         self.began = time.perf_counter()
         self._on_progress = on_progress
         self._trainer = EPTrainer if plan.inference == "ep" else Trainer
         self._partial: Callable[[], tuple[Model, State]] | None = None
+        self._class_gap = 0.0
 
     def run(self, warm: State | None = None) -> Fitted:
         """The whole fit."""
@@ -108,7 +119,8 @@ class Fitter:
             p.learn_inducing,
             p.learning_rate,
             p.batch_size,
-            p.max_epochs,
+            class_batch=p.class_batch,
+            max_epochs=p.max_epochs,
             tol=p.tol,
             step_exponent=p.options.step_exponent,
             min_step=p.options.min_step,
@@ -213,6 +225,7 @@ class Fitter:
             last_state,
             self.history,
             data.total,
+            result.class_gap,
         )
 
     def _learn_likelihood(self, state: State, data: Data) -> bool:
@@ -265,6 +278,9 @@ class Fitter:
             kernel = warm.template.with_theta(warm.theta[0])
         elif p.learn_kernel:
             kernel = self._choose_kernel(train, held)
+            if self.kernel is None and isinstance(kernel, Normalised):
+                self.data, self.scaling = self._uncentred(data), self.scaling.uncentred()
+                data, train, held = self.data, self.data.rows(0, n), self.data.rows(n, None)
         else:
             kernel = self._filled(p.options.mean_variance)
         settings = self._mean_settings(len(data.y))
@@ -283,24 +299,42 @@ class Fitter:
         gain = (values[-1] - values[-2]) / part.total if len(values) > 1 else math.inf
         if calibration is None:
             m, v = model.latent(held.X)
-            calibration = fit_calibration(p.likelihood, m, v, held.y, held.weight, VARIANCE_SCALES)
-            # The held-out rows are trained on after all: two more epochs of smaller steps.
-            start = decoupled.Mean(model.w.T.contiguous(), model.mean)
-            rate = 0.3 * settings.learning_rate
-            settings = replace(settings, n_epochs=2, learning_rate=rate)
+            scales = variance_scales(model)
+            calibration = fit_calibration(p.likelihood, m, v, held.y, held.weight, scales)
+            # The held-out rows are trained on after all.
+            if len(data.y) > REFIT_ROWS:
+                start = decoupled.Mean(model.w, model.mean)
+                rate = 0.1 * settings.learning_rate
+                settings = replace(settings, n_epochs=2, learning_rate=rate)
             model = self._fit_mean(data, start, settings, rows, values, "all rows")
         state = without_posterior(model)
-        elbo, converged = estimated_elbo(model, data), gain < 10 * p.tol
+        # Steps shrink to nothing over the epochs: a fit that had them all has converged.
+        converged = gain < 10 * p.tol or p.max_epochs >= self._mean_epochs(len(data.y))
+        elbo = estimated_elbo(model, data)
         total = data.total
-        return Fitted(model, calibration, elbo, len(values), converged, state, self.history, total)
+        epochs, gap = len(values), self._class_gap
+        return Fitted(model, calibration, elbo, epochs, converged, state, self.history, total, gap)
 
     def _choose_kernel(self, train: Data, held: Data) -> Kernel:
         """Learn feature scales by a small ELBO, then try scales and lengthscales on held-out."""
         p = self.plan
-        few = largest_classes(train, KERNEL_CLASSES)
-        mean = few.X.new_full((few.n_classes,), p.likelihood.start_mean(few.n_classes))
+        searched = p.options.search and len(held.y) > 0
+        if searched and self.kernel is None and train.n_classes > RELEVANCE_CLASSES:
+            return self._search(self._starts(train, None), train, held)
+        learned = self._learned_kernel(train)
+        if not searched:
+            return learned
+        starts = [("learned", learned)]
+        if self.kernel is None:
+            starts = self._starts(train, torch.tensor(learned.lengthscale))  # type: ignore[attr-defined]
+        return self._search(starts, train, held)
+
+    def _learned_kernel(self, train: Data) -> Kernel:
+        """The kernel that a small coupled fit to the largest classes learns."""
+        p = self.plan
+        few = only_classes(train, largest_classes(train, KERNEL_CLASSES))
         start = self._filled(10.0)
-        state = self._start(few, start, KERNEL_INDUCING, mean)
+        state = self._start(few, start, KERNEL_INDUCING, self._mean_of(few))
         settings = self._settings(
             learn_inducing=False,
             batch_size=512,
@@ -309,43 +343,80 @@ class Fitter:
             learning_rate=0.5 * p.learning_rate,
         )
         result = Trainer(state, few, settings, self.generator, self._progress, "kernel").fit()
-        learned = result.state.template.with_theta(result.state.theta[0]).frozen()
-        if not p.options.search or not len(held.y):
-            return learned
-        variance, D = p.options.mean_variance, train.X.shape[1]
-        starts = [("learned", learned)]
-        if self.kernel is None:
-            ard = torch.tensor(learned.lengthscale)  # type: ignore[attr-defined]
-            std = torch.full((D,), median_distance(train.X), dtype=torch.float64)
-            raw = self.raw_scale.double().cpu()
-            raw = raw * median_distance(train.X / raw.to(train.X))
-            starts = [(n, RBF(s, variance)) for n, s in (("ard", ard), ("std", std), ("raw", raw))]
+        return result.state.template.with_theta(result.state.theta[0]).frozen()
+
+    def _mean_of(self, data: Data) -> Tensor:
+        """The prior mean at the start of a fit to some of the classes."""
+        if data.n_classes == self.data.n_classes:
+            return self.mean
+        start = self.plan.likelihood.start_mean(data.n_classes)
+        return data.X.new_full((data.n_classes,), start)
+
+    def _starts(self, train: Data, ard: Tensor | None) -> list[tuple[str, Kernel]]:
+        """Which features are worth what: learned, all alike, as the user gave them, directions."""
+        variance, D = self.plan.options.mean_variance, train.X.shape[1]
+        scale = torch.as_tensor(self.scaling.scale)
+        std = torch.full((D,), median_distance(train.X), dtype=torch.float64)
+        raw = scale.mean() / scale
+        raw = raw * median_distance(train.X / raw.to(train.X))
+        lengths = {"ard": ard, "std": std, "raw": raw}
+        starts: list[tuple[str, Kernel]] = [
+            (name, RBF(s, variance)) for name, s in lengths.items() if s is not None
+        ]
+        # Few features are not an embedding, and rows of unit length are directions already.
+        if D >= SPHERE_FEATURES:
+            sphere = Normalised(RBF(1.0, variance), self.scaling.scale)
+            X = self._uncentred(train.rows(0, 1000)).X
+            length = (X * scale.to(X)).norm(dim=1)
+            if float(length.std()) > 1e-3 * float(length.mean()):
+                gap = median_distance(sphere.directions(X))
+                starts.append(("sphere", replace(sphere, kernel=RBF(gap, variance))))
+        return starts
+
+    def _uncentred(self, data: Data) -> Data:
+        """The rows in working units with the user's origin."""
+        shift = torch.as_tensor(self.scaling.shift / self.scaling.scale).to(data.X)
+        return data._replace(X=data.X + shift)
+
+    def _search(self, starts: list[tuple[str, Kernel]], train: Data, held: Data) -> Kernel:
+        """The kernel that predicts held-out rows best."""
+        p, D = self.plan, train.X.shape[1]
+        kept = largest_classes(train, SEARCH_CLASSES)
+        train, held = only_classes(train, kept), only_classes(held, kept)
         n = min(SEARCH_ROWS, len(train.y))
         sub, trial = train.rows(0, n), held.rows(0, 2000)
-        settings = self._mean_settings(n, n_epochs=10, batch_size=256)
-        M = min(SEARCH_INDUCING, n // 2 + 1)
+        settings = self._mean_settings(n, batch_size=256)
+        M, mean = min(SEARCH_INDUCING, n // 2 + 1), self._mean_of(train)
 
-        def loss(kernel: Kernel) -> float:
-            return held_out_loss(kernel, sub, trial, self.mean, M, settings, p.seed)
+        def loss(kernel: Kernel, n_epochs: int = SEARCH_EPOCHS) -> float:
+            a, b = sub, trial
+            if self.kernel is None and isinstance(kernel, Normalised):
+                a, b = self._uncentred(sub), self._uncentred(trial)
+            how = replace(settings, n_epochs=n_epochs)
+            return held_out_loss(kernel, a, b, mean, M, how, p.seed)
+
+        def glance(kernel: Kernel) -> float:
+            return loss(kernel, GLANCE_EPOCHS)
 
         def report(c: Candidate) -> None:
             value = -c.loss * held.total
             self._progress(Progress("search", 0, 0, value, "held-out log-likelihood"))
 
-        best = search(starts, FACTORS, FIRST_FACTORS, loss, D, report)
+        best = search(starts, FACTORS, FIRST_FACTORS, loss, D, report, glance)
         if self.kernel is None:
-            rough = Matern52(best.kernel.lengthscale, variance)  # type: ignore[attr-defined]
-            other = search([("rough", rough)], (1.0, 1.4), (0,), loss, D, report)
+            other = search([("rough", rough(best.kernel))], (1.0, 1.4), (0,), loss, D, report)
             best = min(best, other, key=lambda c: c.loss)
         return best.kernel
 
+    def _mean_epochs(self, n: int) -> int:
+        """Passes over n rows in which the mean is fitted."""
+        n_epochs = 10 if n < 100_000 else 6
+        # A few hundred steps, however large the batch.
+        return max(n_epochs, 300 * (self.plan.batch_size or 0) // n)
+
     def _mean_settings(self, n: int, **changes: object) -> MeanSettings:
         p = self.plan
-        n_epochs = 10 if n < 100_000 else 6
-        if p.batch_size:
-            # A few hundred steps, however large the batch.
-            n_epochs = max(n_epochs, 300 * p.batch_size // n)
-        n_epochs = math.ceil(min(p.max_epochs, n_epochs))
+        n_epochs = math.ceil(min(p.max_epochs, self._mean_epochs(n)))
         settings = MeanSettings(
             p.likelihood,
             p.bound,
@@ -354,6 +425,7 @@ class Fitter:
             or max(256, min(8192, 2 ** round(math.log2(n_epochs * n / 500)))),
             learning_rate=p.options.mean_learning_rate,
             learn_mean=p.learn_mean,
+            class_batch=p.class_batch,
             cache_bytes=cache_bytes(p.options.cache_mb, self.data.X.device),
             jitter=p.options.jitter,
         )
@@ -367,11 +439,7 @@ class Fitter:
             return inducing.choose(
                 p.inducing, data.X, data.weight, p.n_inducing, kernel, self.generator
             )
-        metric = kernel_metric(kernel, data)
-        n, C = p.n_inducing, data.n_classes
-        return metric * inducing.by_class(
-            data.X / metric, data.y, data.weight, n, C, self.generator
-        )
+        return class_centres(kernel, data, p.n_inducing, self.generator)
 
     def _fit_mean(
         self,
@@ -392,7 +460,7 @@ class Fitter:
 
         model = self._fit_weights(data, start, settings, rows, on_epoch)
         if self.plan.options.mean_training == "elbo":
-            start = decoupled.Mean(model.w.T.contiguous(), model.mean)
+            start = decoupled.Mean(model.w, model.mean)
             measure = "ELBO of the mean"
             model = self._fit_weights(data, start, settings, rows, on_epoch, model)
         return model
@@ -426,6 +494,7 @@ class Fitter:
             self._partial = lambda: salvaged(stopped)
             raise
         self._partial = lambda: salvaged(mean)
+        self._class_gap = mean.class_gap
         return assemble(mean)
 
     def _cross_fit_mean(self, kernel: Kernel) -> Calibration:
@@ -440,7 +509,14 @@ class Fitter:
             source = decoupled.kernel_rows(kernel, Z, train, settings)
             return self._fit_weights(train, start, settings, source).latent(data.X[rows])
 
-        return self._folded(predict, VARIANCE_SCALES)
+        return self._folded(predict, (0.0,) if self.plan.family == NONE else VARIANCE_SCALES)
+
+
+def variance_scales(model: Model) -> tuple[float, ...]:
+    """Shares of the latent variance that a calibration chooses from: all, if it was fitted so."""
+    if model.S.family == NONE:
+        return (0.0,)
+    return (1.0,) if model.S.family == "full" else VARIANCE_SCALES
 
 
 def without_posterior(model: Model) -> State:
@@ -452,7 +528,7 @@ def without_posterior(model: Model) -> State:
 
 def estimated_elbo(model: Model, data: Data) -> float:
     """The ELBO, its sum over points taken from a sample where there are many."""
-    part = data.rows(0, ELBO_ROWS)
+    part = data.rows(0, min(ELBO_ROWS, max(1, ELBO_PAIRS // data.n_classes)))
     kl = model.kl()
     return (model.elbo(part) + kl) * (data.total / part.total) - kl
 
@@ -497,16 +573,29 @@ def folds(data: Data) -> list[Tensor]:
     return [mask for mask in masks if mask.any()]
 
 
-def largest_classes(data: Data, most: int) -> Data:
-    """The rows of the `most` largest classes, relabelled."""
+def largest_classes(data: Data, most: int) -> Tensor | None:
+    """The `most` largest classes; None if there are no more than that."""
     if data.n_classes <= most:
-        return data
+        return None
     counts = torch.bincount(data.y, minlength=data.n_classes)
-    kept = counts.argsort(descending=True, stable=True)[:most]
-    label = torch.full_like(counts, -1)
-    label[kept] = torch.arange(most, device=label.device)
+    return counts.argsort(descending=True, stable=True)[:most]
+
+
+def only_classes(data: Data, kept: Tensor | None) -> Data:
+    """The rows of some classes, relabelled by their place among these."""
+    if kept is None:
+        return data
+    label = torch.full((data.n_classes,), -1, device=data.y.device)
+    label[kept] = torch.arange(len(kept), device=label.device)
     rows = label[data.y] >= 0
-    return Data(data.X[rows], label[data.y][rows], data.weight[rows], most)
+    return Data(data.X[rows], label[data.y][rows], data.weight[rows], len(kept))
+
+
+def rough(kernel: Kernel) -> Kernel:
+    """A Matérn 5/2 kernel with the parameters of an RBF, on the same inputs."""
+    if isinstance(kernel, Normalised):
+        return replace(kernel, kernel=rough(kernel.kernel))
+    return Matern52(kernel.lengthscale, kernel.variance)  # type: ignore[attr-defined]
 
 
 def cache_bytes(cache_mb: int | str, device: torch.device) -> int:

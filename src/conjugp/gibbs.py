@@ -444,20 +444,9 @@ class GibbsGPClassifier(ProbabilisticClassifier):
 
     # --- predicting ---------------------------------------------------------------------------
 
-    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Class probabilities: the posterior predictive, averaged over the draws.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-            Rows to predict.
-
-        Returns
-        -------
-        proba : ndarray of shape (n_samples, n_classes)
-            float64; the rows sum to 1.
-        """
-        p = self._fitted_model().proba(self._inputs(X)).numpy()
+    def _proba(self, X: Tensor) -> NDArray[np.float64]:
+        """The posterior predictive, averaged over the draws, of rows in working units."""
+        p = self._fitted_model().proba(X).numpy()
         return p / p.sum(axis=1, keepdims=True)
 
     def predict_latent(self, X: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -18,10 +18,13 @@ def choose(
     X: Tensor,
     weight: Tensor,
     n: int,
-    kernel: Kernel,
+    kernel: Kernel | None,
     generator: torch.Generator,
 ) -> Tensor:
-    """`n` inducing points (n, D) for the rows X (N, D), all distinct rows if n reaches them."""
+    """`n` inducing points (n, D) for the rows X (N, D), all distinct rows if n reaches them.
+
+    Only the strategy "greedy" looks at the kernel.
+    """
     distinct = torch.unique(X, dim=0) if n * 4 > len(X) else X
     if n >= len(distinct):
         # `unique` sorts, and the first points carry the covariance of a decoupled posterior.
@@ -29,6 +32,7 @@ def choose(
     if strategy == "kmeans":
         return kmeans(X, weight, n, generator)
     if strategy == "greedy":
+        assert kernel is not None
         return greedy(X, n, kernel)
     return X[_draw(weight, n, generator)]
 
@@ -38,9 +42,13 @@ def by_class(
 ) -> Tensor:
     """About `n` k-means centres, each class getting a share in the square root of its size.
 
-    In random order, so that the first few are a sample of all.
+    In random order, so that the first few are a sample of all. With too many classes for a centre
+    or two each, they share the centres.
     """
-    counts = torch.bincount(y, minlength=n_classes).to(X.dtype)
+    if 2 * n_classes > n:
+        return choose("kmeans", X, weight, n, None, generator)
+    members = torch.bincount(y, minlength=n_classes)
+    counts = members.to(X.dtype)
     share = counts.sqrt()
     quota = torch.zeros_like(counts)
     # Classes too small for their share take all their rows, and the others take up the rest.
@@ -53,9 +61,8 @@ def by_class(
             break
         quota = new
     centres = []
-    for c in range(n_classes):
-        rows = y == c
-        if not rows.any():
+    for c, rows in enumerate(torch.argsort(y, stable=True).split(members.tolist())):
+        if not len(rows):
             continue
         Xc, k = X[rows], max(1, int(quota[c]))
         centres.append(Xc if k >= len(Xc) else kmeans(Xc, weight[rows], k, generator))

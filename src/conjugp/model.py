@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from conjugp.covariance import Covariance, kl, quadratic, root
+from conjugp.covariance import NONE, Covariance, kl, quadratic, root
 from conjugp.features import basis
 from conjugp.kernels import Kernel
 from conjugp.likelihoods.base import Likelihood
@@ -16,6 +16,7 @@ from conjugp.posterior import moments
 from conjugp.training import Data, State
 
 _CHUNK_ELEMENTS = 2**24
+_SITE_ELEMENTS = 2**21  # rows times classes whose sites are computed at a time
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class Model:
     """q(f) at any input.
 
     The mean stands on all inducing points, the covariance on the first of them, as many as
-    `L_inv` has rows; outside their span it is the prior's (docs/math.md, Q7).
+    `L_inv` has rows; outside their span it is the prior's (docs/math.md, Q7). With no covariance
+    q is a point, the mode of the posterior, and its "ELBO" the log posterior less a constant.
     """
 
     likelihood: Likelihood
@@ -44,10 +46,11 @@ class Model:
     @torch.no_grad()
     def latent(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of q(f) at X (n, D), both (n, C), in chunks."""
-        size = max(1, _CHUNK_ELEMENTS // (len(self.Z) * len(self.kernels)))
+        size = max(1, _CHUNK_ELEMENTS // max(len(self.Z) * len(self.kernels), self.n_classes))
         parts = [self._latent(X[i : i + size]) for i in range(0, max(len(X), 1), size)]
         m, v = zip(*parts, strict=True)
-        return torch.cat(m), torch.cat(v)
+        # One variance for all classes is not copied for each of them.
+        return torch.cat(m), torch.cat(v).expand(len(X), self.n_classes)
 
     def _latent(self, X: Tensor) -> tuple[Tensor, Tensor]:
         K = torch.stack([k(X, self.Z) for k in self.kernels])  # (K, B, M)
@@ -55,11 +58,13 @@ class Model:
             m = torch.addmm(self.mean, K[0], self.alpha.T)
         else:
             m = torch.einsum("cbm,cm->bc", K, self.alpha) + self.mean
+        if self.S.family == NONE:
+            return m, m.new_zeros(len(X), 1)
         A = self._features(K)
         prior = torch.stack([k.diag(X) for k in self.kernels])
         residual = torch.maximum(prior - A.square().sum(1), 1e-6 * prior)
         v = (residual + quadratic(self.S, A)).T
-        return m, v.expand(len(X), self.n_classes)
+        return m, v
 
     def _features(self, K: Tensor) -> Tensor:
         """A (K, M_v, B) from k(X, Z) (K, B, M)."""
@@ -68,6 +73,8 @@ class Model:
     @torch.no_grad()
     def sample(self, X: Tensor, n_samples: int, generator: torch.Generator) -> Tensor:
         """Joint draws of the latent functions at X (n, D): (n_samples, n, C)."""
+        if self.S.family == NONE:
+            return self.latent(X)[0].expand(n_samples, len(X), self.n_classes)
         K = torch.stack([k(X, self.Z) for k in self.kernels])
         A = self._features(K)
         draws = []
@@ -86,6 +93,7 @@ class Model:
     def elbo(self, data: Data, chunk: int = 4096) -> float:
         """Σ weight·bound - KL(q ‖ prior), with all constants (Q2)."""
         value = 0.0
+        chunk = max(1, min(chunk, _SITE_ELEMENTS // self.n_classes))
         for i in range(0, len(data.y), chunk):
             part = data.rows(i, i + chunk)
             m, v = self.latent(part.X)

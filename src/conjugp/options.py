@@ -33,7 +33,7 @@ class FitOptions(BaseEstimator):
         docs/defaults.md compares them.
     mean_variance : float, default=30.0
         Kernel variance of a decoupled posterior when the kernel is chosen from the data.
-    mean_learning_rate : float, default=0.1
+    mean_learning_rate : float, default=0.05
         Adam's first step size for the mean of a decoupled posterior.
     n_covariance : int or "auto", default="auto"
         Inducing points of the covariance of a decoupled posterior.
@@ -69,7 +69,7 @@ class FitOptions(BaseEstimator):
         initial_variance: float | None = None,
         mean_training: str = "map",
         mean_variance: float = 30.0,
-        mean_learning_rate: float = 0.1,
+        mean_learning_rate: float = 0.05,
         n_covariance: int | str = "auto",
         search: bool = True,
         step_exponent: float = 0.6,

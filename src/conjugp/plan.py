@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from conjugp.likelihoods import Likelihood, LogisticSoftmax
+from conjugp.likelihoods.base import MC
 from conjugp.options import FitOptions
 from conjugp.scaling import Scaling
 from conjugp.training import Data
@@ -18,6 +19,9 @@ SMALL = 300  # rows up to which mean and covariance share their inducing points 
 SMALL_INDUCING = 100  # ... of which there are at most so many
 COUPLED_INDUCING = 200
 MEAN_INDUCING = 3000
+MANY_CLASSES = 2000  # more than these are sampled ...
+CLASS_BATCH = 512  # ... so many at a time, beside the batch's labels
+CLASS_ROWS = 512  # in batches of so many rows, lest their labels be all there are
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Plan:
     learn_mean: bool
     shared_kernel: bool
     batch_size: int | None
+    class_batch: int | None
     max_epochs: float
     tol: float
     learning_rate: float
@@ -75,6 +80,14 @@ def make_plan(
         batch = (None if n <= 1000 else 512) if coupled else 0
     elif batch is None and not coupled:
         batch = n
+    class_batch = clf.class_batch
+    if class_batch == "auto":
+        parts = likelihood.class_parts and bound != MC and clf.shared_kernel
+        class_batch = CLASS_BATCH if data.n_classes > MANY_CLASSES and parts else None
+    if class_batch is not None and class_batch >= data.n_classes:
+        class_batch = None
+    if class_batch is not None and batch == 0:
+        batch = CLASS_ROWS
     learn_inducing = clf.learn_inducing
     if learn_inducing == "auto":
         learn_inducing = coupled and n > SMALL and int(M) < n and not isinstance(given, Tensor)
@@ -91,6 +104,7 @@ def make_plan(
         isinstance(clf.prior_mean, str),
         clf.shared_kernel,
         batch,  # type: ignore[arg-type]
+        class_batch,  # type: ignore[arg-type]
         clf.max_epochs,
         clf.tol,
         clf.learning_rate,

@@ -83,8 +83,12 @@ def pullback(q: Moments, f: Features, W: Tensor, dm: Tensor, dv: Tensor) -> Feat
     return Features(dA.unsqueeze(0), dv.sum(0, keepdim=True))
 
 
+def class_kl(q: Moments) -> Tensor:
+    """KL(q(ũ) ‖ N(0, I)) of every class, (C,) (Q2)."""
+    logdet_S = 2 * torch.diagonal(q.R, dim1=-2, dim2=-1).log().sum(-1)
+    return 0.5 * (q.w.square().sum(-1) + q.R.square().sum((-2, -1)) - q.w.shape[1] - logdet_S)
+
+
 def kl(q: Moments) -> Tensor:
     """KL(q(ũ) ‖ N(0, I)) summed over classes (Q2)."""
-    M = q.w.shape[1]
-    logdet_S = 2 * torch.diagonal(q.R, dim1=-2, dim2=-1).log().sum()
-    return 0.5 * (q.w.square().sum() + q.R.square().sum() - q.w.shape[0] * M - logdet_S)
+    return class_kl(q).sum()

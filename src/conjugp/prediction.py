@@ -21,9 +21,11 @@ def predict_proba(
     n_samples: int = 1024,
     seed: int = 0,
     chunk_elements: int = 2**21,
+    variance_scale: float = 1.0,
 ) -> Tensor:
     """E[p(· | f)] under f ~ N(m, v): m and v (B, C) -> (B, C), float64, rows sum to 1 (P1, P5).
 
+    With a ``variance_scale`` of 0 the probabilities at the mean; otherwise it multiplies v.
     ``"integral"`` is deterministic; ``"mc"`` and ``"qmc"`` average over ``n_samples`` standard
     normal draws of C numbers, scrambled Sobol points for ``"qmc"`` (best with a power of 2). All
     rows share the draws, so a row's answer does not depend on which others are asked for.
@@ -35,12 +37,17 @@ def predict_proba(
     if n_samples < 1:
         raise ValueError(f"n_samples must be at least 1, got {n_samples}")
     with torch.no_grad():
-        m, sd = m.detach().double(), v.detach().double().sqrt()
+        m = m.detach().double()
+        if variance_scale == 0.0:
+            return likelihood.prob(m)
+        # One variance for all classes stays one number.
+        v = v[:, :1] if v.stride(-1) == 0 else v
+        v = (variance_scale * v.detach().double()).expand_as(m)
         if method == "integral":
-            p = likelihood.integral(m, v.detach().double())
+            p = likelihood.integral(m, v)
         else:
             z = _normal_draws(method, n_samples, m.shape[-1], seed).to(m.device)
-            p = average(likelihood.prob, m, sd, z, chunk_elements)
+            p = average(likelihood.prob, m, v.sqrt(), z, chunk_elements)
         return p / p.sum(-1, keepdim=True)
 
 

@@ -29,6 +29,10 @@ class Scaling(NamedTuple):
             )
         return torch.as_tensor(out).to(device=device, dtype=dtype)
 
+    def uncentred(self) -> Scaling:
+        """The same units with the user's origin."""
+        return self._replace(shift=np.zeros_like(self.shift))
+
     def invert(self, X: Tensor) -> np.ndarray:
         """Working units back to the user's, in float64."""
         return X.detach().cpu().double().numpy() * self.scale + self.shift

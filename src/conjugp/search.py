@@ -8,6 +8,7 @@ fit of the mean on a subset takes a fraction of a second, so candidates are simp
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +17,10 @@ import torch
 from conjugp.calibration import fit_temperature
 from conjugp.decoupled import MeanSettings, fit_weights, latent_mean, start_mean
 from conjugp.inducing import by_class
-from conjugp.kernels import Kernel
+from conjugp.kernels import Kernel, Normalised
 from conjugp.training import Data
+
+TIE = 0.005  # losses closer than this are alike
 
 
 class Candidate(NamedTuple):
@@ -29,6 +32,8 @@ class Candidate(NamedTuple):
 
 def rescaled(kernel: Kernel, factor: float, n_features: int) -> Kernel:
     """The kernel with all its lengthscales multiplied by `factor`."""
+    if isinstance(kernel, Normalised):
+        return replace(kernel, kernel=rescaled(kernel.kernel, factor, n_features))
     return kernel.to_units(torch.full((n_features,), factor, dtype=torch.float64))
 
 
@@ -43,23 +48,34 @@ def held_out_loss(
 ) -> float:
     """NLL of held-out points per unit of weight, after the best temperature."""
     generator = torch.Generator().manual_seed(seed)
-    metric = kernel_metric(kernel, train)
-    Z = by_class(train.X / metric, train.y, train.weight, n_inducing, train.n_classes, generator)
-    Z = Z * metric
+    Z = class_centres(kernel, train, n_inducing, generator)
     start = start_mean(len(Z), mean)
     b, fitted = fit_weights(kernel, Z, train, start, settings, generator)
     p = settings.likelihood.prob(latent_mean(kernel, b, fitted, held.X))
     return fit_temperature(p, held.y, held.weight)[1] / held.total
 
 
-def kernel_metric(kernel: Kernel, data: Data) -> torch.Tensor:
+def class_centres(kernel: Kernel, data: Data, n: int, generator: torch.Generator) -> torch.Tensor:
+    """About `n` k-means centres of the classes' rows, in the kernel's own metric."""
+    X, units = data.X, torch.ones(data.X.shape[1]).to(data.X)
+    if isinstance(kernel, Normalised):
+        X = kernel.directions(X)
+        if kernel.units is not None:
+            units = torch.tensor(kernel.units, dtype=X.dtype, device=X.device)
+        kernel = kernel.kernel
+    metric = _metric(kernel, X)
+    Z = by_class(X / metric, data.y, data.weight, n, data.n_classes, generator)
+    return Z * metric / units
+
+
+def _metric(kernel: Kernel, X: torch.Tensor) -> torch.Tensor:
     """Lengthscales in which k-means measures distances, (D,): the first part's, or ones."""
     parts = getattr(kernel, "parts", (kernel,))
     value = getattr(parts[0], "lengthscale", None)
     if value is None:
-        return torch.ones(data.X.shape[1], dtype=data.X.dtype, device=data.X.device)
+        return torch.ones(X.shape[1], dtype=X.dtype, device=X.device)
     scale = value if isinstance(value, torch.Tensor) else torch.as_tensor(np.array(value))
-    return scale.to(data.X).expand(data.X.shape[1]).clamp(min=1e-12)
+    return scale.to(X).expand(X.shape[1]).clamp(min=1e-12)
 
 
 def search(
@@ -69,27 +85,40 @@ def search(
     loss: Callable[[Kernel], float],
     n_features: int,
     on_candidate: Callable[[Candidate], None] | None = None,
+    glance: Callable[[Kernel], float] | None = None,
 ) -> Candidate:
-    """Every start at the factors numbered in `first`, and from the best of them downhill."""
+    """The factors numbered in `first` for every start, and from the best of them downhill.
+
+    With a cheaper `glance` at the first candidates, only the two best starts get a proper look.
+    Of candidates as good as the best the shortest lengthscale is taken: all rows, and all
+    inducing points, can afford rougher functions than the few that chose.
+    """
+    kernels = dict(starts)
     tried: dict[tuple[str, int], Candidate] = {}
 
-    def look(name: str, kernel: Kernel, i: int) -> float:
+    def look(name: str, i: int) -> float:
         if not 0 <= i < len(factors):
             return float("inf")
         if (name, i) not in tried:
-            scaled = rescaled(kernel, factors[i], n_features)
+            scaled = rescaled(kernels[name], factors[i], n_features)
             tried[name, i] = Candidate(scaled, loss(scaled))
             if on_candidate is not None:
                 on_candidate(tried[name, i])
         return tried[name, i].loss
 
-    (name, kernel), best = min(
-        ((start, i) for start in starts for i in first), key=lambda at: look(*at[0], at[1])
-    )
+    ahead = [(name, i) for name in kernels for i in first]
+    if glance is not None and len(kernels) > 2:
+        seen = {at: glance(rescaled(kernels[at[0]], factors[at[1]], n_features)) for at in ahead}
+        by_start = {name: min((seen[name, i], i) for i in first) for name in kernels}
+        ahead = [(name, by_start[name][1]) for name in sorted(kernels, key=by_start.get)[:2]]  # type: ignore[arg-type]
+    name, best = min(ahead, key=lambda at: look(*at))
     for step in (-1, 1):
         i = best
-        while look(name, kernel, i + step) < look(name, kernel, i):
+        while look(name, i + step) < look(name, i):
             i += step
         if i != best:
             break
-    return min(tried.values(), key=lambda c: c.loss)
+    at_best = min(tried, key=lambda at: tried[at].loss)
+    most = (1 + TIE) * tried[at_best].loss
+    ties = [i for (other, i), c in tried.items() if other == at_best[0] and c.loss <= most]
+    return tried[at_best[0], min(ties, key=lambda i: factors[i])]

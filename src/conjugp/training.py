@@ -1,7 +1,8 @@
 """The variational fit with one set of inducing points: batches, step sizes, hyperparameters, stop.
 
 Natural-gradient steps on q and Adam steps on kernels, prior means and inducing points come from
-the same pass over a batch. Full batch, the ELBO itself decides on every step.
+the same pass over a batch. Full batch, the ELBO itself decides on every step. With many classes
+a minibatch step may look at some of them only (docs/math.md, C1-C4).
 """
 
 from __future__ import annotations
@@ -14,16 +15,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from conjugp.features import Features, basis, features
-from conjugp.inference import svi
+from conjugp.features import Features, basis, features, own_features
+from conjugp.inference import classes, svi
 from conjugp.inference.adam import Adam
 from conjugp.kernels import Kernel
 from conjugp.likelihoods.base import Likelihood
+from conjugp.likelihoods.logistic_softmax import LogisticSoftmax
 from conjugp.numerics import NotPositiveDefiniteError
-from conjugp.posterior import Moments, Posterior, kl, moments, prior
+from conjugp.posterior import Moments, Posterior, class_kl, kl, marginals, moments, prior
 
 ROUND = 50  # steps between two looks at a noisy ELBO
 _MAX_FAILURES = 8
+# In a step on some of the classes each brings so many rows of its own, beside those in the batch.
+_OWN_ROWS = 4
+_GAP_ROWS = 512  # rows that stand for all when the price of subsampling classes is computed
+_CLASS_CHUNK = 128  # classes at a time where all are needed
 
 
 class Data(NamedTuple):
@@ -41,7 +47,10 @@ class Data(NamedTuple):
 
     def rows(self, start: int, stop: int | None) -> Data:
         """Some of the rows."""
-        part = slice(start, stop)
+        return self.take(slice(start, stop))
+
+    def take(self, part: slice | Tensor) -> Data:
+        """Some of the rows, by their numbers."""
         return Data(self.X[part], self.y[part], self.weight[part], self.n_classes)
 
 
@@ -56,6 +65,9 @@ class Settings:
     learn_inducing: bool = False
     learning_rate: float = 0.05
     batch_size: int | None = None
+    # Classes a minibatch step samples beside the labels of its batch; None: it sums over all.
+    # Full-batch sweeps always sum over all.
+    class_batch: int | None = None
     max_epochs: float = 100
     max_steps: int | None = None
     tol: float = 1e-3
@@ -104,6 +116,8 @@ class Result:
     epochs: float
     converged: bool
     history: list[float] = field(default_factory=list)
+    # What subsampling classes costs at the end, in nats of ELBO per row (C3).
+    class_gap: float = 0.0
 
 
 def initial_state(kernels: list[Kernel], Z: Tensor, mean: Tensor) -> State:
@@ -132,6 +146,7 @@ class Trainer:
         self._start_theta = state.theta.clone()
         self._failures = 0
         self._rate = settings.learning_rate
+        self._n_others = self._check_class_batch()
         self._make_optimiser()
 
     def _make_optimiser(self) -> None:
@@ -141,6 +156,22 @@ class Trainer:
         self._leaves.append(s.mean.requires_grad_(self.settings.learn_mean))
         # Short second-moment memory: a fit takes hundreds of steps, not tens of thousands.
         self._adam = Adam([leaf.detach() for leaf in self._leaves], beta2=0.99)
+
+    def _check_class_batch(self) -> int | None:
+        """How many classes a step samples beside its labels; None if it sums over all."""
+        cfg, n = self.settings, self.settings.class_batch
+        if n is None:
+            return None
+        if n < 1:
+            raise ValueError(f"class_batch must be at least 1, got {n}")
+        if not cfg.likelihood.class_parts or cfg.bound not in cfg.likelihood.bounds:
+            raise ValueError(
+                f"class_batch={n} needs a bound that is a sum over classes; {cfg.bound!r} of "
+                f"{cfg.likelihood.name!r} is not"
+            )
+        if len(self.state.theta) > 1:
+            raise ValueError(f"class_batch={n} needs one kernel shared by all classes")
+        return n if n < self.data.n_classes - 1 else None
 
     def fit(self) -> Result:
         """Full-batch sweeps or minibatch steps, as the settings say."""
@@ -291,11 +322,23 @@ class Trainer:
                 # The last batch takes the short remainder with it.
                 yield i, n if i + batch + batch // 2 >= n else i + batch
 
+    def _shuffled(self, batch: int) -> Iterator[Tensor]:
+        """Batches of the same sizes, each epoch of other rows."""
+        n = len(self.data.y)
+        while True:
+            order = torch.randperm(n, generator=self.generator).to(self.data.y.device)
+            for i in range(0, n - batch // 2, batch):
+                yield order[i : n if i + batch + batch // 2 >= n else i + batch]
+
     def _fit_batches(self, batch: int) -> Result:
         cfg, n = self.settings, len(self.data.y)
         per_epoch = max(1, round(n / batch))
         budget = cfg.max_steps or math.ceil(cfg.max_epochs * per_epoch)
-        slices = self._slices(batch)
+        batches: Iterator[slice | Tensor] = (slice(*ends) for ends in self._slices(batch))
+        if self._n_others is not None:
+            self._start_classes()
+            # In fixed batches some rows of a class would always count for more than others (C4).
+            batches = self._shuffled(batch)
         rounds: list[float] = []
         means: list[float] = []
         good, anneal, t = self._snapshot(), None, 0
@@ -305,10 +348,15 @@ class Trainer:
             left = 1.0 if anneal is None else 1 - (t - anneal[0]) / (anneal[1] - anneal[0])
             if anneal is not None and t >= anneal[1]:
                 break
-            rho = max((cfg.first_step + t) ** -cfg.step_exponent, cfg.min_step * max(left, 0.1))
-            part = self.data.rows(*next(slices))
+            rows = next(batches)
+            part = self.data.take(rows)
+            scale = n / len(part.y)
             try:
-                elbo = self._step(part, n / len(part.y), rho, self._rate * max(left, 0.02))
+                if self._n_others is None:
+                    rho = max((cfg.first_step + t) ** -cfg.step_exponent, self._least_step(left))
+                    elbo = self._step(part, scale, rho, self._rate * max(left, 0.02))
+                else:
+                    elbo = self._class_step(part, rows, scale, left)
             except (NotPositiveDefiniteError, FloatingPointError):
                 self._restore(good)
                 continue
@@ -323,7 +371,11 @@ class Trainer:
         converged = anneal is not None and (anneal[1] < budget or self._flat(rounds))
         self.state = self._snapshot()
         elbo = sum(rounds[-ROUND:]) / max(1, len(rounds[-ROUND:]))
-        return Result(self.state, elbo, t / per_epoch, converged, means)
+        gap = 0.0 if self._n_others is None else self._class_gap()
+        return Result(self.state, elbo, t / per_epoch, converged, means, gap)
+
+    def _least_step(self, left: float) -> float:
+        return self.settings.min_step * max(left, 0.1)
 
     def _step(self, part: Data, scale: float, rho: float, rate: float) -> float:
         """One natural-gradient step and, once q has settled a little, one Adam step."""
@@ -338,6 +390,103 @@ class Trainer:
         if gradients:
             self._move(rate)
         return elbo
+
+    # --- some of the classes ------------------------------------------------------------------
+
+    def _start_classes(self) -> None:
+        """What steps on some of the classes keep: of every row its T, of every class its KL."""
+        s, data, cfg = self.state, self.data, self.settings
+        # Steps change q itself, and the q given belongs to whoever gave it.
+        s.q = Posterior(s.q.h.clone(), s.q.P.clone())
+        self._kl = torch.cat([class_kl(q) for q in self._all_moments()])
+        self._touched = torch.zeros(data.n_classes, device=data.y.device)
+        self._by_class = classes.RowsByClass(data.y, data.n_classes)
+        with torch.no_grad():
+            variance = float(s.kernels[0].diag(data.X[:_GAP_ROWS]).mean())
+        assert isinstance(cfg.likelihood, LogisticSoftmax)
+        total = cfg.likelihood.start_total(cfg.bound, s.mean.detach(), variance)
+        self._kept = classes.Multipliers(torch.full_like(data.weight, total))
+
+    def _all_moments(self) -> Iterator[Moments]:
+        """q solved for its marginals, a few classes at a time."""
+        q = self.state.q
+        for h, P in zip(q.h.split(_CLASS_CHUNK), q.P.split(_CLASS_CHUNK), strict=True):
+            yield moments(Posterior(h, P))
+
+    def _class_step(self, part: Data, rows: slice | Tensor, scale: float, left: float) -> float:
+        """`_step` for the labels of a batch and a sample of the other classes (C1-C4).
+
+        `left` falls from 1 to 0 as the fit comes to rest. While it is 1 a step believes its own
+        sample about T: what rows kept is an epoch old, and would hold the hyperparameters back.
+        """
+        s, cfg, data, like = self.state, self.settings, self.data, self.settings.likelihood
+        assert isinstance(like, LogisticSoftmax) and self._n_others is not None
+        drawn = classes.draw_classes(part.y, data.n_classes, self._n_others, self.generator)
+        own_rows = self._by_class.draw(drawn.index, _OWN_ROWS, self.generator)
+        stands = classes.balance(drawn, self._by_class, _OWN_ROWS)
+        new = Posterior(s.q.h[drawn.index], s.q.P[drawn.index])
+        q = moments(new)
+        gradients = self.learning and s.step >= 5
+        with torch.set_grad_enabled(gradients and (cfg.learn_kernel or cfg.learn_inducing)):
+            b = basis(s.kernels, s.Z, cfg.jitter)
+            f = features(b, part.X)
+        batch = classes.Rows(
+            Features(f.A.detach(), f.residual.detach()),
+            stands.batch * part.weight.unsqueeze(1),
+            self._kept.total[rows],
+        )
+        own = classes.Rows(
+            own_features(b, data.X[own_rows]),
+            stands.own * data.weight[own_rows],
+            self._kept.total[own_rows],
+        )
+        found = classes.evaluate(
+            q,
+            like,
+            cfg.bound,
+            drawn,
+            data.n_classes,
+            s.mean.detach()[drawn.index],
+            batch,
+            part.weight,
+            own,
+            left,
+            gradients,
+        )
+        self._kl[drawn.index] = class_kl(q)
+        elbo = scale * float(found.statistics.bound) - float(self._kl.sum())
+        # A class that has been in few steps takes larger ones.
+        rho = (cfg.first_step + self._touched[drawn.index]) ** -cfg.step_exponent
+        rho = rho.clamp(min=self._least_step(left)).to(new.h)
+        classes.update(new, found.statistics, rho * stands.known)
+        if not math.isfinite(elbo + float(new.h.sum() + new.P.sum())):
+            raise FloatingPointError("the ELBO is not finite")
+        # In place. A fit that goes back to an earlier state takes back its hyperparameters only: in
+        # whitened coordinates q goes with any.
+        s.q.h[drawn.index], s.q.P[drawn.index] = new
+        self._touched[drawn.index] += 1
+        exact = len(drawn.index) == data.n_classes
+        self._kept.update(rows, found.part.total, 1.0 if exact else max(left, classes.AVERAGE))
+        s.step += 1
+        if found.gradients is not None:
+            mean = torch.zeros_like(self._kl)
+            mean[drawn.index] = found.gradients.mean
+            self._collect(f, found.gradients._replace(mean=mean), scale)
+            self._move(self._rate * max(left, 0.02))
+        return elbo
+
+    @torch.no_grad()
+    def _class_gap(self) -> float:
+        """How far the bound of a row lies below what the sum over all classes gives (C3)."""
+        s, cfg, part = self.state, self.settings, self.data.rows(0, _GAP_ROWS)
+        assert isinstance(cfg.likelihood, LogisticSoftmax)
+        f = features(basis(s.kernels, s.Z, cfg.jitter), part.X)
+        total = torch.zeros_like(part.weight)
+        for q, mean in zip(self._all_moments(), s.mean.split(_CLASS_CHUNK), strict=True):
+            m, v, _ = marginals(q, f)
+            total += cfg.likelihood.total(m + mean, v, cfg.bound)
+        kept = self._kept.total[: len(total)]
+        return float(cfg.likelihood.shortfall(kept, total, cfg.bound, len(s.mean)).mean())
 
     def _flat(self, elbos: list[float]) -> bool:
         """Whether the last rounds gained less than the tolerance or their own noise."""

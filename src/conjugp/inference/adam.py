@@ -33,3 +33,53 @@ class Adam:
             s.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
             step = (s / correction2).sqrt_().add_(1e-8)
             x.addcdiv_(m, step, value=-rate / correction1)
+
+
+class RowAdam:
+    """Adam on some rows of a tensor at a time.
+
+    The others are where Adam would have them with a gradient of zero, but are moved there only
+    when they are next looked at.
+    """
+
+    def __init__(self, x: Tensor, beta1: float = 0.9, beta2: float = 0.999) -> None:
+        self.x, self.beta1, self.beta2 = x, beta1, beta2
+        self.first, self.second = torch.zeros_like(x), torch.zeros_like(x)
+        self.last = torch.zeros(len(x), dtype=x.dtype, device=x.device)
+        self.count = 0
+
+    @torch.no_grad()
+    def look(self, index: Tensor, rate: float) -> Tensor:
+        """The rows `index` (K,) after the steps they have missed, all of about this rate."""
+        x, first, second = (t[index] for t in (self.x, self.first, self.second))
+        if self.count:
+            missed = (self.count - self.last[index]).view(-1, *[1] * (x.ndim - 1))
+            # Each missed step is shorter than the one before by this factor.
+            ratio = self.beta1 / self.beta2**0.5
+            length = ratio * (1 - ratio**missed) / (1 - ratio)
+            x.sub_(self._step(first, second, rate).mul_(length))
+            first.mul_(self.beta1**missed)
+            second.mul_(self.beta2**missed)
+        self._open = index, x, first, second
+        return x
+
+    @torch.no_grad()
+    def descend(self, g: Tensor, rate: float, weight: Tensor) -> None:
+        """One step of the rows last looked at against their gradients g (K, ...).
+
+        Gradients are `weight` (K,) times those of one step, for as many in which the rows were not
+        looked at: so are their squares, and not the square of that.
+        """
+        index, x, first, second = self._open
+        self.count += 1
+        first.lerp_(g, 1 - self.beta1)
+        one = g / weight.view(-1, *[1] * (g.ndim - 1))
+        second.mul_(self.beta2).addcmul_(g, one, value=1 - self.beta2)
+        x.sub_(self._step(first, second, rate))
+        self.x[index], self.first[index], self.second[index] = x, first, second
+        self.last[index] = self.count
+
+    def _step(self, first: Tensor, second: Tensor, rate: float) -> Tensor:
+        scale = rate / (1 - self.beta1**self.count)
+        root = (second / (1 - self.beta2**self.count)).sqrt_().add_(1e-8)
+        return root.reciprocal_().mul_(first).mul_(scale)

@@ -2,29 +2,35 @@
 
 The mean of q is m(x) = mean + k(x, Z) L⁻ᵀ w. Its gradient costs C·M·B a step where a covariance
 costs C·M²·B, so it can have thousands of inducing points. The whitened weights w are found by
-Adam on the ELBO with the latent variances held: at zero they are the posterior's mode.
+Adam on the ELBO with the latent variances held: at zero they are the posterior's mode. With
+thousands of classes a step takes a sample of them (C1-C3).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from conjugp.inference.adam import Adam
+from conjugp.inference.adam import Adam, RowAdam
+from conjugp.inference.classes import AVERAGE, Multipliers, draw_classes
 from conjugp.likelihoods.base import Likelihood
+from conjugp.likelihoods.logistic_softmax import Classes, LogisticSoftmax
 
 # The prior mean moves every point at once, a weight only a few.
 _MEAN_RATE = 0.1
+_GAP_PAIRS = 2**20  # rows times classes that tell what sampling classes costs
 
 
 class Mean(NamedTuple):
     """Whitened weights and the prior mean of every class."""
 
-    w: Tensor  # (M, C)
+    w: Tensor  # (C, M)
     mean: Tensor  # (C,)
+    class_gap: float = 0.0  # what sampling classes cost at the end, in nats per row (C3)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -45,7 +51,7 @@ class MeanData(NamedTuple):
     L_inv: Tensor | None  # (M, M)
     y: Tensor  # (N,)
     weight: Tensor  # (N,)
-    variance: Tensor | None  # (N, C), None for zero
+    variance: Tensor | None  # (N, C) or, the same for all classes, (N, 1); None for zero
 
 
 def fit_mean(
@@ -60,40 +66,136 @@ def fit_mean(
     learn_mean: bool,
     generator: torch.Generator,
     on_epoch: Callable[[int, float], None] | None = None,
+    class_batch: int | None = None,
 ) -> Mean:
-    """Maximise Σ weight·bound - ½|w|² over w (M, C) and the prior mean (Q7)."""
-    w, mean = start.w.clone(), start.mean.clone()
+    """Maximise Σ weight·bound - ½|w|² over w (C, M) and the prior mean (Q7).
+
+    With `class_batch` a step sees the labels of its rows and so many other classes.
+    """
+    here = Mean(start.w.clone(), start.mean.clone())
     n = len(data.y)
-    total = float(data.weight.sum())
     starts = torch.arange(0, n, batch_size)
-    optimiser = Adam([w, mean])
-    L_inv = data.L_inv
-    n_steps, step = n_epochs * len(starts), 0
     # Not n over the rows of the batch: those of a short last one would count for more than others.
-    scale = len(starts) / total
+    total = float(data.weight.sum())
+    take = _Step(here, data, likelihood, bound, learn_mean, len(starts) / total, 1 / total)
+    if class_batch is not None and class_batch < len(here.mean):
+        take = _ClassStep(take, class_batch, generator)
+    n_steps, done = n_epochs * len(starts), 0
     try:
         for epoch in range(n_epochs):
             objective = 0.0
             for i in starts[torch.randperm(len(starts), generator=generator)].tolist():
-                j = min(i + batch_size, n)
-                K = data.rows(i, j)
-                m = torch.addmm(mean, K, w if L_inv is None else L_inv.T @ w)
-                variance = None if data.variance is None else data.variance[i:j]
-                value, dm = _bound(likelihood, bound, data.y[i:j], m, variance)
-                dm.mul_(data.weight[i:j].unsqueeze(1))
-                g = K.T @ dm
-                g = g if L_inv is None else L_inv @ g
-                dw = g.mul_(-scale).add_(w, alpha=1 / total)
-                d_mean = dm.sum(0).mul_(-scale) if learn_mean else None
-                rate = learning_rate * (1 - step / n_steps)
-                optimiser.descend([dw, d_mean], [rate, _MEAN_RATE * rate])
-                step += 1
-                objective += float(value @ data.weight[i:j])
+                left = 1 - done / n_steps
+                objective += take(slice(i, min(i + batch_size, n)), learning_rate * left, left)
+                done += 1
             if on_epoch is not None:
-                on_epoch(epoch, objective - 0.5 * float(w.square().sum()))
+                on_epoch(epoch, objective - 0.5 * float(here.w.square().sum()))
     except KeyboardInterrupt:
-        raise Interrupted(Mean(w, mean)) from None
-    return Mean(w, mean)
+        raise Interrupted(here) from None
+    return here if isinstance(take, _Step) else here._replace(class_gap=take.gap())
+
+
+class _Step:
+    """One step on all classes."""
+
+    def __init__(
+        self,
+        here: Mean,
+        data: MeanData,
+        likelihood: Likelihood,
+        bound: str,
+        learn_mean: bool,
+        scale: float,
+        shrink: float,
+    ) -> None:
+        self.here, self.data, self.likelihood, self.bound = here, data, likelihood, bound
+        self.learn_mean, self.scale, self.shrink = learn_mean, scale, shrink
+
+    @cached_property
+    def adam(self) -> Adam:
+        """The optimiser of all of w."""
+        return Adam([self.here.w, self.here.mean])
+
+    def __call__(self, rows: slice, rate: float, left: float) -> float:
+        """Move w and the prior mean; the batch's share of the bound before."""
+        data, (w, mean, _) = self.data, self.here
+        K = data.rows(rows.start, rows.stop)
+        m = torch.addmm(mean, K, self.unwhitened(w).T)
+        v = None if data.variance is None else data.variance[rows].expand_as(m)
+        value, dm = _bound(self.likelihood, self.bound, data.y[rows], m, v)
+        dm.mul_(data.weight[rows].unsqueeze(1))
+        dw = self.whitened(dm.T @ K).mul_(-self.scale).add_(w, alpha=self.shrink)
+        d_mean = dm.sum(0).mul_(-self.scale) if self.learn_mean else None
+        self.adam.descend([dw, d_mean], [rate, _MEAN_RATE * rate])
+        return float(value @ data.weight[rows])
+
+    def unwhitened(self, w: Tensor) -> Tensor:
+        """L⁻ᵀw where the rows are k(X, Z)."""
+        return w if self.data.L_inv is None else w @ self.data.L_inv
+
+    def whitened(self, g: Tensor) -> Tensor:
+        """L⁻¹g, likewise."""
+        return g if self.data.L_inv is None else g @ self.data.L_inv.T
+
+
+class _ClassStep:
+    """The same on the labels of its rows and a sample of the other classes (C1-C3)."""
+
+    def __init__(self, whole: _Step, n_others: int, generator: torch.Generator) -> None:
+        if not isinstance(whole.likelihood, LogisticSoftmax):
+            raise TypeError("class batches need the logistic-softmax likelihood")
+        self.whole, self.likelihood = whole, whole.likelihood
+        self.n_others, self.generator = n_others, generator
+        w, mean, _ = whole.here
+        self.adam_w, self.adam_mean = RowAdam(w), RowAdam(mean)
+        v = whole.data.variance
+        total = self.likelihood.start_total(
+            whole.bound, mean, 0.0 if v is None else float(v.mean())
+        )
+        self.multipliers = Multipliers(torch.full_like(whole.data.weight, total))
+
+    def gap(self) -> float:
+        """How far the bound of a row lies below what all classes give, on average (C3)."""
+        whole = self.whole
+        data, (w, mean, _) = whole.data, whole.here
+        n = min(len(data.y), max(1, _GAP_PAIRS // len(mean)))
+        m = torch.addmm(mean, data.rows(0, n), whole.unwhitened(w).T)
+        if data.variance is None:
+            bound, total = "tight", torch.sigmoid(m).sum(1)
+        else:
+            bound = whole.bound
+            total = self.likelihood.total(m, data.variance[:n].expand_as(m), bound)
+        kept = self.multipliers.total[:n]
+        return float(self.likelihood.shortfall(kept, total, bound, len(mean)).mean())
+
+    def __call__(self, rows: slice, rate: float, left: float) -> float:
+        """Move the sampled rows of w and entries of the prior mean; an estimate of the bound.
+
+        At first λ comes from the classes drawn: biased, but never far behind. Over the last
+        quarter of the steps it comes more and more from earlier ones alone (C3).
+        """
+        gain = min(1.0, 4 * left)
+        whole = self.whole
+        data, (w, mean, _) = whole.data, whole.here
+        drawn = draw_classes(data.y[rows], len(mean), self.n_others, self.generator)
+        weight, w_here = drawn.weight.to(w), self.adam_w.look(drawn.index, rate)
+        mean_here = self.adam_mean.look(drawn.index, _MEAN_RATE * rate)
+        K = data.rows(rows.start, rows.stop)
+        m = torch.addmm(mean_here, K, whole.unwhitened(w_here).T)
+        v = data.variance
+        if v is not None:
+            v = v[rows].expand_as(m) if v.shape[1] == 1 else v[rows][:, drawn.index]
+        seen = Classes(weight, self.multipliers.total[rows], len(mean), gain)
+        part = self.likelihood.part(drawn.y, m, v, whole.bound, seen)
+        self.multipliers.update(rows, part.total, max(gain, AVERAGE))
+        dm = part.dm.to(m.dtype).mul_(data.weight[rows].unsqueeze(1))
+        dw = whole.whitened(dm.T @ K).mul_(-whole.scale)
+        dw.addcmul_(w_here, weight.unsqueeze(1), value=whole.shrink)
+        self.adam_w.descend(dw, rate, weight)
+        if whole.learn_mean:
+            d_mean = dm.sum(0).mul_(-whole.scale)
+            self.adam_mean.descend(d_mean, _MEAN_RATE * rate, weight)
+        return float(part.value.to(data.weight) @ data.weight[rows])
 
 
 def _bound(

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["lambda_integral", "softmax_integral"]
+__all__ = ["lambda_integral", "shifted", "softmax_integral"]
 
 _H = 0.5  # step in t and in f: both rules err by about exp(−π²/h) = 3e-9
 _TILE = 32  # values of t at a time
@@ -28,22 +28,29 @@ _LARGEST = 1e8  # variances beyond it are taken for it: the work grows with √v
 _ELEMENTS = 2048  # (row, class) pairs at a time
 
 
+@torch.no_grad()
 def lambda_integral(m: Tensor, v: Tensor) -> Tensor:
     """E[σ_k / Σσ] for f ~ N(m, v): (B, C) -> (B, C), float64, rows sum to 1 (P1)."""
-    with torch.no_grad():
-        m, v = m.detach().double(), v.detach().double().clamp_max(_LARGEST)
-        sd = v.sqrt()
-        shift = (_SOFT - (m + 6.0 * sd).amax(-1, keepdim=True)).clamp_min(0.0)
-        return _in_chunks(m + shift, v, -10.0 - math.log(m.shape[-1]))
+    v = v.detach().double().clamp_max(_LARGEST)
+    return _in_chunks(shifted(m, v, False), v, -10.0 - math.log(m.shape[-1]))
 
 
+@torch.no_grad()
 def softmax_integral(m: Tensor, v: Tensor) -> Tensor:
     """E[e^f_k / Σe^f] for f ~ N(m, v): latents so low that σ(f) = e^f, as (M2) has it (L4)."""
-    with torch.no_grad():
-        m, v = m.detach().double(), v.detach().double().clamp_max(_LARGEST)
-        m = m - (m + 6.0 * v.sqrt()).amax(-1, keepdim=True) + _SOFT
-        # Below λ = e^−SOFT/C nothing has happened yet.
-        return _in_chunks(m, v, -10.0 - math.log(m.shape[-1]) - _SOFT)
+    v = v.detach().double().clamp_max(_LARGEST)
+    # Below λ = e^−SOFT/C nothing has happened yet.
+    return _in_chunks(shifted(m, v, True), v, -10.0 - math.log(m.shape[-1]) - _SOFT)
+
+
+def shifted(m: Tensor, v: Tensor, softmax: bool) -> Tensor:
+    """Means of rows below −20 moved up to there, or for the softmax those of all rows moved there.
+
+    Down there σ(f) = e^f, so the logistic-softmax is the softmax and ignores a shift.
+    """
+    m = m.detach().double()
+    shift = _SOFT - (m + 6.0 * v.detach().double().sqrt()).amax(-1, keepdim=True)
+    return m + (shift if softmax else shift.clamp_min(0.0))
 
 
 def _in_chunks(m: Tensor, v: Tensor, start: float) -> Tensor:

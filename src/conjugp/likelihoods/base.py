@@ -42,6 +42,7 @@ class Likelihood(ABC):
     bounds: ClassVar[tuple[str, ...]] = ()  # tightest first; "mc" is always there
     conjugate: ClassVar[tuple[str, ...]] = ()  # bounds of which a whole step lowers no ELBO
     smooth: ClassVar[bool] = True  # whether log_prob has a gradient that leads anywhere
+    class_parts: ClassVar[bool] = False  # whether its bounds can be had from some of the classes
 
     @abstractmethod
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:

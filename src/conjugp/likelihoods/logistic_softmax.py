@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot
 
-from conjugp.likelihoods._lambda_integral import lambda_integral
+from conjugp.likelihoods._class_parts import Classes, Part, Terms, part, tangent
+from conjugp.likelihoods._many_classes import predictive
 from conjugp.likelihoods.base import Expectation, Likelihood
 from conjugp.numerics import (
     Tilt,
@@ -21,7 +22,7 @@ from conjugp.numerics import (
     tilt,
 )
 
-__all__ = ["LogisticSoftmax"]
+__all__ = ["Classes", "LogisticSoftmax", "Part"]
 
 # γ is at most about 4|m|/v: finite wherever v is not zero. At v = 0 and m below −80 the site is
 # a limit no float holds, though its bound and gradient are fine; this keeps it a number there.
@@ -38,6 +39,7 @@ class LogisticSoftmax(Likelihood):
     name: ClassVar[str] = "logistic-softmax"
     bounds: ClassVar[tuple[str, ...]] = ("tight", "collapsed", "augmented")
     conjugate: ClassVar[tuple[str, ...]] = ("collapsed", "augmented")
+    class_parts: ClassVar[bool] = True
 
     def expectation(self, y: Tensor, m: Tensor, v: Tensor, bound: str) -> Expectation:
         """One of the three bounds (B3, B7, B8)."""
@@ -56,9 +58,56 @@ class LogisticSoftmax(Likelihood):
         """p(· | f): (..., B, C) -> (..., B, C) (M2)."""
         return torch.softmax(logsigmoid(f), -1)
 
+    def start_total(self, bound: str, mean: Tensor, variance: float = 0.0) -> float:
+        """T at the prior N(mean, variance): what a row keeps at first (C3)."""
+        m = mean.double()[None]
+        return float(self.total(m, torch.full_like(m, variance), bound))
+
+    def total(self, m: Tensor, v: Tensor, bound: str) -> Tensor:
+        """The sum over classes that a bound's normaliser is a function of: (B, K) -> (B,) (C2)."""
+        log_t = logistic_moments(m, v).log_mean if bound == "tight" else tilt(m, v).log_rest
+        return torch.exp(log_t).sum(-1)
+
+    def shortfall(self, kept: Tensor, total: Tensor, bound: str, n_classes: int) -> Tensor:
+        """By how much the tangent at what a row keeps lies below the bound, (B,) (C3)."""
+        best, _ = tangent(total, bound, n_classes)
+        value, slope = tangent(kept, bound, n_classes)
+        return best - value - slope * (kept - total).double()
+
+    def terms(self, y: Tensor, m: Tensor, v: Tensor | None, bound: str) -> Terms:
+        """What the bound is made of, for some of the classes; no v is v = 0 (C2)."""
+        if v is None:
+            s, own = torch.sigmoid(m), _of_label(m, y)
+            return Terms(
+                logsigmoid(own), torch.sigmoid(-own), own.new_zeros(()), s, s * (1 - s), None
+            )
+        if bound == "tight":
+            e = logistic_moments(m, v)
+            scale = torch.exp(e.log_scale)
+            label = expected_log_sigmoid(_of_label(m, y), _of_label(v, y))
+            d_label = _of_label(e.complement, y), -0.5 * _of_label(e.slope * scale, y)
+            return Terms(
+                label, *d_label, torch.exp(e.log_mean), e.slope * scale, 0.5 * e.curvature * scale
+            )
+        s, own = tilt(m, v), _of_label(m, y).double()
+        tau = _of_label(s.tau, y)
+        return Terms(
+            _of_label(s.log_up, y),
+            0.5 * (1.0 - own * tau),
+            -0.25 * tau,
+            torch.exp(s.log_rest),
+            0.5 * torch.exp(s.log_s + s.log_slope),
+            0.25 * torch.exp(s.log_s) * s.tau,
+        )
+
+    def part(self, y: Tensor, m: Tensor, v: Tensor | None, bound: str, batch: Classes) -> Part:
+        """The bound from some of the classes; y are positions among them, no v is v = 0 (C2)."""
+        # Without variances all bounds are log p.
+        return part(y, self.terms(y, m, v, bound), "tight" if v is None else bound, batch)
+
     def integral(self, m: Tensor, v: Tensor) -> Tensor:
-        """E[p(· | f)] under N(m, v) by one-dimensional integrals: (B, C), float64 (P1)."""
-        return lambda_integral(m, v)
+        """E[p(· | f)] under N(m, v) by one-dimensional integrals: (B, C), float64 (P1, P8)."""
+        return predictive(m, v)
 
 
 def _of_label(x: Tensor, y: Tensor) -> Tensor:

@@ -1,0 +1,43 @@
+"""A model with many classes, built by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from conjugp import GPClassifier
+from conjugp.covariance import Covariance
+from conjugp.features import basis
+from conjugp.kernels import RBF
+from conjugp.likelihoods import LogisticSoftmax
+from conjugp.model import Model
+from conjugp.scaling import Scaling
+
+
+def model(n_classes: int, n_inducing: int = 20, family: str = "shared") -> Model:
+    """Random weights on random points in two dimensions."""
+    g = torch.Generator().manual_seed(0)
+    Z = torch.randn(n_inducing, 2, generator=g, dtype=torch.float64)
+    b = basis((RBF(1.0, 4.0),), Z)
+    w = torch.randn(n_classes, n_inducing, generator=g, dtype=torch.float64)
+    R = 0.5 * torch.eye(n_inducing, dtype=torch.float64)[None]
+    if family == "diagonal":
+        R = torch.rand(n_classes, n_inducing, generator=g, dtype=torch.float64)
+    alpha = (b.L_inv[0].T @ w.T).T
+    mean = torch.full((n_classes,), -float(np.log(n_classes)), dtype=torch.float64)
+    parts = (LogisticSoftmax(), "tight", b.kernels, Z, w, alpha, mean, b.L_inv)
+    return Model(*parts, Covariance(family, R))
+
+
+def classifier(n_classes: int, variance_scale: float = 1.0, family: str = "shared") -> GPClassifier:
+    """A fitted classifier around it."""
+    clf = GPClassifier()
+    clf.classes_ = np.arange(n_classes)
+    clf.n_features_in_ = 2
+    clf.temperature_, clf.variance_scale_ = 1.3, variance_scale
+    clf._fitted = SimpleNamespace(model=model(n_classes, family=family))  # type: ignore[assignment]
+    clf._scaling = Scaling(np.zeros(2), np.ones(2))
+    clf._prediction_seed = 0
+    return clf
