@@ -417,13 +417,14 @@ class Fitter:
     def _mean_settings(self, n: int, **changes: object) -> MeanSettings:
         p = self.plan
         n_epochs = math.ceil(min(p.max_epochs, self._mean_epochs(n)))
+        batch = p.batch_size or max(256, min(8192, 2 ** round(math.log2(n_epochs * n / 500))))
         settings = MeanSettings(
             p.likelihood,
             p.bound,
             n_epochs=n_epochs,
-            batch_size=p.batch_size
-            or max(256, min(8192, 2 ** round(math.log2(n_epochs * n / 500)))),
-            learning_rate=p.options.mean_learning_rate,
+            batch_size=batch,
+            # Larger batches have less noise, and can afford larger steps.
+            learning_rate=p.options.mean_learning_rate * min(2.0, max(1.0, batch / 1024) ** 0.5),
             learn_mean=p.learn_mean,
             class_batch=p.class_batch,
             cache_bytes=cache_bytes(p.options.cache_mb, self.data.X.device),

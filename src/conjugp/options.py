@@ -34,7 +34,8 @@ class FitOptions(BaseEstimator):
     mean_variance : float, default=30.0
         Kernel variance of a decoupled posterior when the kernel is chosen from the data.
     mean_learning_rate : float, default=0.05
-        Adam's first step size for the mean of a decoupled posterior.
+        Adam's first step size for the mean of a decoupled posterior; up to twice that for batches
+        of more than 1,024 rows.
     n_covariance : int or "auto", default="auto"
         Inducing points of the covariance of a decoupled posterior.
     search : bool, default=True
