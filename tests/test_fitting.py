@@ -74,6 +74,15 @@ def test_hold_out_takes_the_same_share_of_every_class(counts, share, seed):
     assert torch.equal(ordered.y, data.y[at]) and torch.equal(ordered.weight, data.weight[at])
 
 
+def test_many_small_classes_give_a_row_each():
+    """A share of less than a row is none, but a fit needs rows to calibrate with."""
+    data = labelled([30] * 200 + [2] * 50)
+    held, n = hold_out(data, 0.02)
+    assert len(held.y) - n == int(0.02 * 6100)
+    per_class = torch.bincount(held.y[n:], minlength=250)
+    assert per_class.max() == 1 and not per_class[200:].any()
+
+
 def test_hold_out_has_an_upper_limit():
     data = labelled([400, 600])
     _, n = hold_out(data, 0.5, most=100)

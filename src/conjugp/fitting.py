@@ -44,6 +44,7 @@ ELBO_ROWS, ELBO_PAIRS = (
 )  # rows, times classes, that stand for all in the reported ELBO
 FOLDS = 5
 LIKELIHOOD_ROUNDS = 3  # fits in turn of q and of a likelihood's own parameters
+MIN_HELD = 100  # held-out rows from which on classes too small for their share give one
 CROSS_FIT_ROWS = 5000  # up to here folds, not one hold-out, give the temperature
 FACTORS = (0.12, 0.17, 0.25, 0.36, 0.5, 0.72, 1.0, 1.4, 2.0)
 FIRST_FACTORS = (3, 5)  # a third, and twice that: with many classes kernels are smooth
@@ -286,8 +287,10 @@ class Fitter:
         settings = self._mean_settings(len(data.y))
         if p.temperature is not None:
             calibration = Calibration(p.temperature, 1.0, math.inf)
-        elif len(data.y) <= CROSS_FIT_ROWS or not len(held.y):
+        elif len(data.y) <= CROSS_FIT_ROWS:
             calibration = self._cross_fit_mean(kernel)
+        elif not len(held.y):  # no class has a row to spare
+            calibration = Calibration(1.0, 1.0, math.inf)
         else:
             calibration = None
         part = train if calibration is None else data
@@ -555,11 +558,17 @@ def class_rank(y: Tensor, n_classes: int) -> Tensor:
 def hold_out(data: Data, share: float, most: int = 5000) -> tuple[Data, int]:
     """The rows with the held-out ones last, and how many come before them.
 
-    Every class gives the same share of its rows; one too small for a share gives none.
+    Every class gives the same share of its rows; one too small for a share gives none. Where
+    nearly all are, one row each of the largest has to do.
     """
     counts = torch.bincount(data.y, minlength=data.n_classes)
     share = min(share, most / len(data.y))
-    held = class_rank(data.y, data.n_classes) >= counts[data.y] - (counts[data.y] * share).floor()
+    given, wanted = (counts * share).floor().long(), int(share * len(data.y))
+    missing = wanted - int(given.sum())
+    if wanted >= MIN_HELD and missing > wanted // 2:
+        able = ((given == 0) & (counts >= 3)).nonzero().squeeze(1)
+        given[able[counts[able].argsort(descending=True, stable=True)][:missing]] = 1
+    held = class_rank(data.y, data.n_classes) >= (counts - given)[data.y]
     order = torch.argsort(held.to(torch.int8), stable=True)
     ordered = Data(data.X[order], data.y[order], data.weight[order], data.n_classes)
     return ordered, len(data.y) - int(held.sum())
