@@ -190,6 +190,17 @@ def test_a_kernel_of_directions_goes_where_kernels_go(directions, embedded):
     assert isinstance(warm.kernel_, Normalised)
 
 
+def test_given_inducing_points_keep_their_place(directions):
+    """Directions are seen from the user's origin, by inducing points as well as by rows."""
+    X, y, X_test, y_test = directions
+    Z = X[:320]
+    clf = GPClassifier(inducing=Z, random_state=0).fit(X, y)
+    assert isinstance(clf.kernel_, Normalised)
+    np.testing.assert_allclose(clf.inducing_points_, Z, rtol=1e-4, atol=1e-4)
+    assert clf.score(X_test, y_test) > 0.95
+    assert clf.n_iter_ == 10  # passes of the final fit, not of those before it
+
+
 def test_unit_length_is_seen(directions):
     """Rows of one length are directions already: nothing more to try."""
     X, y, _, _ = directions

@@ -361,7 +361,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has other units elsewhere")
 @pytest.mark.parametrize(("scale", "n"), [(0.0, 6000), (0.5, 1000)])
 def test_memory_does_not_grow_with_rows_times_classes(scale, n):
     """All probabilities of 6,000 rows would take 480 MB, and 1,000 rows 80 MB in each step."""
@@ -372,4 +371,5 @@ def test_memory_does_not_grow_with_rows_times_classes(scale, n):
         text=True,
         check=True,
     )
-    assert int(done.stdout) < 60_000  # kilobytes
+    grown = int(done.stdout) // (1024 if sys.platform == "darwin" else 1)  # there it is in bytes
+    assert grown < 60_000  # kilobytes

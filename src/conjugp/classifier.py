@@ -128,14 +128,15 @@ class GPClassifier(ProbabilisticClassifier):
         Prior mean of each class.
     elbo_ : float
         Evidence lower bound of the fitted model on the training data, all constants included;
-        estimated from 10,000 rows where there are more.
+        estimated from 10,000 rows, fewer with many classes, where there are more.
     history_ : list of dict
         Reports during the fit: stage, epoch, n_epochs, value, measure (what the value is: the
         ELBO, the log posterior of the mean, a held-out log-likelihood) and seconds.
     n_iter_ : int
         Passes over the training data in the final fit, rounded up.
     converged_ : bool
-        Whether the objective became flat.
+        Whether the objective became flat, or the steps of a decoupled fit shrank to nothing as
+        planned.
     temperature_ : float
         Temperature of the probabilities.
     variance_scale_ : float

@@ -280,8 +280,9 @@ class Fitter:
         elif p.learn_kernel:
             kernel = self._choose_kernel(train, held)
             if self.kernel is None and isinstance(kernel, Normalised):
-                self.data, self.scaling = self._uncentred(data), self.scaling.uncentred()
-                data, train, held = self.data, self.data.rows(0, n), self.data.rows(n, None)
+                self._uncentre()
+                p, data = self.plan, self.data
+                train, held = data.rows(0, n), data.rows(n, None)
         else:
             kernel = self._filled(p.options.mean_variance)
         settings = self._mean_settings(len(data.y))
@@ -305,10 +306,12 @@ class Fitter:
             scales = variance_scales(model)
             calibration = fit_calibration(p.likelihood, m, v, held.y, held.weight, scales)
             # The held-out rows are trained on after all.
-            if len(data.y) > REFIT_ROWS:
+            if len(data.y) <= REFIT_ROWS:
+                values.clear()
+            else:
                 start = decoupled.Mean(model.w, model.mean)
-                rate = 0.1 * settings.learning_rate
-                settings = replace(settings, n_epochs=2, learning_rate=rate)
+                rate, n_epochs = 0.1 * settings.learning_rate, min(2, settings.n_epochs)
+                settings = replace(settings, n_epochs=n_epochs, learning_rate=rate)
             model = self._fit_mean(data, start, settings, rows, values, "all rows")
         state = without_posterior(model)
         # Steps shrink to nothing over the epochs: a fit that had them all has converged.
@@ -378,8 +381,18 @@ class Fitter:
 
     def _uncentred(self, data: Data) -> Data:
         """The rows in working units with the user's origin."""
-        shift = torch.as_tensor(self.scaling.shift / self.scaling.scale).to(data.X)
-        return data._replace(X=data.X + shift)
+        return data._replace(X=data.X + self._origin(data.X))
+
+    def _origin(self, X: Tensor) -> Tensor:
+        """What centring took from rows like X, (D,)."""
+        return torch.as_tensor(self.scaling.shift / self.scaling.scale).to(X)
+
+    def _uncentre(self) -> None:
+        """Go back to the user's origin, with the rows and with inducing points that were given."""
+        given = self.plan.inducing
+        if isinstance(given, Tensor):
+            self.plan = replace(self.plan, inducing=given + self._origin(given))
+        self.data, self.scaling = self._uncentred(self.data), self.scaling.uncentred()
 
     def _search(self, starts: list[tuple[str, Kernel]], train: Data, held: Data) -> Kernel:
         """The kernel that predicts held-out rows best."""
