@@ -24,7 +24,7 @@ LAYERS = [
     {"plan", "checks", "progress", "chains", "diagnostics"},
     {"fitting", "stream", "costs"},
     {"classifier"},
-    {"gibbs"},
+    {"gibbs", "export"},
     {"cli", "__main__"},
 ]
 LAYER = {module: i for i, layer in enumerate(LAYERS) for module in layer}
@@ -35,6 +35,7 @@ ONLY_IN = {
     "matplotlib": {"plotting", "cli"},
     "typer": {"cli"},
     "rich": {"cli"},
+    "onnx": {"export"},
 }
 
 
