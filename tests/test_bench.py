@@ -19,6 +19,7 @@ ENTRIES = {
     "small": {"seconds", "median", "ratio", "passed"},
     "gibbs": {"n_points", "n_classes", "speed"},
     "rivals": {"budget", "inputs", "peers", "conjugp", "contests"},
+    "throughput": {"n_inducing", "n_features", "n_classes"},
 }
 CONTEST = {"target_nll", "ratio", "passed", "gpytorch", "gpytorch_settings", "gpytorch_seconds"}
 CONTEST |= {"conjugp", "conjugp_settings", "conjugp_seconds", "conjugp_nll"}
@@ -36,7 +37,9 @@ def script(monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("name", ["data", "record", "quality", "peers", "small", "gibbs", "rivals"])
+@pytest.mark.parametrize(
+    "name", ["data", "record", "quality", "peers", "small", "gibbs", "rivals", "throughput"]
+)
 def test_scripts_import(script, name):
     assert script(name).__doc__
 
@@ -144,6 +147,15 @@ def test_the_sampler_is_measured(script, monkeypatch):
     mixing = gibbs.mixing(posterior, 1)
     assert mixing["ratio"].keys() == set(gibbs.ESS)
     assert all(np.isfinite(list(one.values())).all() for one in mixing["median"].values())
+
+
+def test_throughput_is_measured(script, monkeypatch, tmp_path):
+    throughput = script("throughput")
+    found = throughput.memory(3, 4, 2000)
+    assert found["passed"] and found["probabilities_mb"] == pytest.approx(2000 * 3 * 8 / 2**20)
+    X, y = throughput.data(60, 4, 3)
+    clf = throughput.fitted(X, y, 20, "full")
+    assert 100 <= throughput.rows_in(clf.predict_proba, X) <= 100
 
 
 def test_results_are_as_documented():
