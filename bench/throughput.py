@@ -150,9 +150,9 @@ def speed(M: int, n_features: int, repeats: int) -> dict[str, Any]:
     }
 
 
-def peak(n_classes: int, n_features: int, n_rows: int) -> dict[str, float]:
+def peak(n_classes: int, n_features: int, n_rows: int, M: int) -> dict[str, float]:
     """Peak memory of `predict_proba` in this process, above what was there before."""
-    clf = fitted(*data(30 * n_classes + 1500, n_features, n_classes), 1000, "shared")
+    clf = fitted(*data(M + 1500, n_features, n_classes), M, "shared")
     clf.variance_scale_ = 1.0
     X, _ = data(n_rows, n_features, n_classes)
     clf.predict_proba(X[:3000])  # tables and threads are there once and for all
@@ -164,9 +164,9 @@ def peak(n_classes: int, n_features: int, n_rows: int) -> dict[str, float]:
     return {"grown_mb": grown, "result_mb": p.nbytes / 2**20, "seconds": seconds}
 
 
-def memory(n_classes: int, n_features: int, n_rows: int) -> dict[str, Any]:
+def memory(n_classes: int, n_features: int, n_rows: int, M: int = 1000) -> dict[str, Any]:
     """`peak` in a process of its own."""
-    arguments = ["peak", str(n_classes), str(n_features), str(n_rows)]
+    arguments = ["peak", *map(str, (n_classes, n_features, n_rows, M))]
     done = subprocess.run(
         [sys.executable, __file__, *arguments], capture_output=True, text=True, check=True
     )
@@ -177,7 +177,7 @@ def memory(n_classes: int, n_features: int, n_rows: int) -> dict[str, Any]:
         "n_rows": n_rows,
         "n_classes": n_classes,
         "n_features": n_features,
-        "n_inducing": 1000,
+        "n_inducing": M,
         "grown_mb": grown,
         "probabilities_mb": result,
         "inputs_mb": copy,

@@ -149,13 +149,14 @@ def test_the_sampler_is_measured(script, monkeypatch):
     assert all(np.isfinite(list(one.values())).all() for one in mixing["median"].values())
 
 
-def test_throughput_is_measured(script, monkeypatch, tmp_path):
+def test_throughput_is_measured(script):
     throughput = script("throughput")
-    found = throughput.memory(3, 4, 2000)
-    assert found["passed"] and found["probabilities_mb"] == pytest.approx(2000 * 3 * 8 / 2**20)
+    found = throughput.peak(3, 4, 2000, 20)
+    assert found["result_mb"] == pytest.approx(2000 * 3 * 8 / 2**20)
+    assert 0 <= found["grown_mb"] < throughput.MEMORY_LIMIT_MB
     X, y = throughput.data(60, 4, 3)
     clf = throughput.fitted(X, y, 20, "full")
-    assert 100 <= throughput.rows_in(clf.predict_proba, X) <= 100
+    assert throughput.rows_in(clf.predict_proba, X) >= 60
 
 
 def test_results_are_as_documented():
