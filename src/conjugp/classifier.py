@@ -36,6 +36,7 @@ from conjugp.plan import COUPLED_INDUCING, make_plan, start_mean
 from conjugp.prediction import apply_temperature, predict_proba
 from conjugp.progress import ProgressBar
 from conjugp.rows import Rows
+from conjugp.saving import Saveable
 from conjugp.scaling import Scaling, fit_scaling
 from conjugp.stream import Stream
 from conjugp.training import Data, Trainer
@@ -43,7 +44,7 @@ from conjugp.training import Data, Trainer
 _ROWS = 2**15  # rows that are scaled at a time
 
 
-class GPClassifier(ProbabilisticClassifier):
+class GPClassifier(Saveable, ProbabilisticClassifier):
     """Multi-class Gaussian process classification with calibrated probabilities.
 
     One latent function per class under a logistic-softmax likelihood, inferred by closed-form

@@ -76,7 +76,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], Any]:
         found = json.loads(text)
         header, sums = found["header"], found["sums"]
         altered = _sums(arrays) != sums or str(zlib.crc32(text.encode())) != metadata[_SUM]
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
         if isinstance(error, FileFormatError):
             raise
         raise FileFormatError(f"{path} is damaged or not a conjugp file ({error})") from error
