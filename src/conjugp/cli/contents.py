@@ -15,9 +15,16 @@ import conjugp
 from conjugp.cli.cells import numbers, texts
 from conjugp.cli.encoding import Column
 from conjugp.cli.evaluate import confusion
-from conjugp.cli.findings import CONJUGP, LOGISTIC, RELEVANCE_COLUMNS, Findings, Subject
+from conjugp.cli.findings import (
+    CONJUGP,
+    FREQUENCIES,
+    LOGISTIC,
+    RELEVANCE_COLUMNS,
+    Findings,
+    Subject,
+)
 from conjugp.cli.page import picture
-from conjugp.cli.scores import SCORES, shown_scores
+from conjugp.cli.scores import SCORES
 from conjugp.cli.tables import Table
 
 MOST_MATRIX = 20  # classes in the confusion matrix
@@ -99,19 +106,20 @@ def contents(subject: Subject, findings: Findings, notes: list[str]) -> dict[str
 
 
 def _scores(findings: Findings) -> list[dict[str, Any]]:
-    """Lines of the table of scores; the best number of each column is marked."""
-    best = {name: min(s[name] for s in findings.scores.values()) for name in SCORES}
-    several = len(findings.scores) > 1
-    return [
-        {
-            "name": name,
-            "cells": [
-                {"text": text, "best": several and scores[key] == best[key]}
-                for key, text in zip(SCORES, shown_scores(scores), strict=True)
-            ],
-        }
-        for name, scores in findings.scores.items()
-    ]
+    """Lines of the table of scores; the better classifier's numbers are marked."""
+    fitted = [s for name, s in findings.scores.items() if name != FREQUENCIES]
+    best = {key: min(scores[key] for scores in fitted) for key in SCORES}
+    lines = []
+    for name, scores in findings.scores.items():
+        cells = [
+            {
+                "text": f"{scores[key]:.1%}" if key == "error" else f"{scores[key]:.3f}",
+                "best": len(fitted) > 1 and name != FREQUENCIES and scores[key] == best[key],
+            }
+            for key in SCORES
+        ]
+        lines.append({"name": name, "cells": cells})
+    return lines
 
 
 def _matrix(subject: Subject, findings: Findings) -> dict[str, Any] | None:
@@ -210,7 +218,7 @@ def _summary(column: Column, table: Table, decimal: str) -> dict[str, Any]:
         "kind": column.kind,
         "missing": missing,
         "distinct": len(counts),
-        "values": text,
+        "text": text,
     }
 
 
@@ -222,6 +230,8 @@ def _reliability(subject: Subject, findings: Findings) -> Any:
 
     figure = Figure(figsize=(4.6, 5.0), layout="constrained")
     ax = figure.subplots()
+    n = len(subject.rows.y)
+    bins = 15 if n >= 1000 else 10 if n >= 250 else 6  # a bin of few rows is mostly noise
     for name, color in ((CONJUGP, "C0"), (LOGISTIC, "C1")):
         if name in findings.proba:
             ReliabilityDisplay.from_predictions(
@@ -229,10 +239,13 @@ def _reliability(subject: Subject, findings: Findings) -> Any:
                 findings.proba[name],
                 labels=subject.model.clf.classes_,
                 sample_weight=subject.rows.weight,
+                n_bins=bins,
                 name=name,
                 ax=ax,
                 color=color,
             )
+    handles = ax.get_legend_handles_labels()[0]
+    ax.legend(handles, [n for n in (CONJUGP, LOGISTIC) if n in findings.proba], frameon=False)
     error = findings.scores[CONJUGP]["ece"]
     text = f"Accuracy against confidence; the expected calibration error of conjugp is {error:.3f}"
     return picture(figure, "reliability", text)
