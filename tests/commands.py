@@ -61,7 +61,8 @@ def fails(folder: Path, *arguments: Any, code: int = 2) -> str:
     result = conjugp(folder, *arguments)
     assert result.code == code, (result.out, result.err)
     lines = [line for line in result.err.splitlines() if not line.startswith("note: ")]
-    assert len(lines) == 1 and lines[0].startswith("conjugp: ") and not result.out
+    assert len(lines) == 1 and lines[0].startswith("conjugp: ")
+    assert not result.out or "--json" in arguments
     return lines[0].removeprefix("conjugp: ")
 
 

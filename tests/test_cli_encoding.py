@@ -93,8 +93,8 @@ def test_labels_keep_their_type(cells, kind):
     rows = table(x=[1.0, 2, 3, 4], y=cells)
     encoding = chosen(rows)
     assert encoding.labels == kind
-    written = encoding.read_labels(rows).tolist()
-    assert written == [int(c) for c in cells] if kind == "int" else cells
+    expected = [int(cell) for cell in cells] if kind == "int" else cells
+    assert encoding.read_labels(rows).tolist() == expected
 
 
 def test_imputation_is_by_median_and_mode_of_the_training_rows():
