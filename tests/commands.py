@@ -66,7 +66,9 @@ def fails(folder: Path, *arguments: Any, code: int = 2) -> str:
     return lines[0].removeprefix("conjugp: ")
 
 
-def write_csv(path: Path, header: Iterable[Any], rows: Iterable[Iterable[Any]], **form: Any) -> Path:
+def write_csv(
+    path: Path, header: Iterable[Any], rows: Iterable[Iterable[Any]], **form: Any
+) -> Path:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, **form)
         writer.writerow(header)

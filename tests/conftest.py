@@ -11,12 +11,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from pathlib import Path
 
-import commands
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
 
+import commands
 from conjugp import kernels as k
 
 # Timings vary between machines, and the same examples every time keep a failure reproducible.

@@ -11,15 +11,15 @@ import subprocess
 import sys
 import time
 
-import commands
 import numpy as np
 import pyarrow as pa
 import pytest
-from commands import conjugp, fails, read_rows, write_csv
 from pyarrow import parquet
 from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 
+import commands
+from commands import conjugp, fails, read_rows, write_csv
 from conjugp import GPClassifier, cli, load, metrics, saving
 from conjugp.cli import demo, export
 from conjugp.cli.fit import _kernel
@@ -55,7 +55,10 @@ def examples(command: str) -> list[str]:
 
 
 def test_every_command_is_known_and_has_an_example():
-    known = {name or f.__name__ for name, f in ((c.name, c.callback) for c in cli.app.registered_commands)}
+    known = {
+        name or f.__name__
+        for name, f in ((c.name, c.callback) for c in cli.app.registered_commands)
+    }
     assert known == set(COMMANDS)
     assert all(examples(command) for command in COMMANDS)
     top = conjugp(commands.Path.cwd(), "--help").out
@@ -236,7 +239,9 @@ def test_a_write_that_fails_leaves_the_old_model(folder, monkeypatch):
 
     monkeypatch.setattr(saving, "save", full)
     monkeypatch.setattr(GPClassifier, "fit", lambda self, *_, **__: self)
-    monkeypatch.setattr("conjugp.cli.fit.scored", lambda *_: (load_model(folder / "wine.conjugp"), None))
+    monkeypatch.setattr(
+        "conjugp.cli.fit.scored", lambda *_: (load_model(folder / "wine.conjugp"), None)
+    )
     said = fails(folder, "fit", "wine.csv", "--target", "label", "-o", "wine.conjugp", code=3)
     assert "No space left" in said and (folder / "wine.conjugp").read_bytes() == before
 

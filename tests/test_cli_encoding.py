@@ -98,10 +98,8 @@ def test_labels_keep_their_type(cells, kind):
 
 
 def test_imputation_is_by_median_and_mode_of_the_training_rows():
-    rows = table(
-        n=["1", "", "3", "9"], c=["u", "v", "v", ""], b=["true", "true", "", "false"], y=Y
-    )
-    with pytest.raises(TableError, match="'n' has no value in row 2.*'c'.*--missing impute"):
+    rows = table(n=["1", "", "3", "9"], c=["u", "v", "v", ""], b=["true", "true", "", "false"], y=Y)
+    with pytest.raises(TableError, match=r"'n' has no value in row 2.*'c'.*--missing impute"):
         chosen(rows, "onehot")
     encoding = chosen(rows, "onehot", missing="impute")
     np.testing.assert_array_equal(encoding.encode(rows)[1], [3, 0, 1, 1])
@@ -176,7 +174,7 @@ def test_other_tables():
     X = encoding.encode(rows)
     moved = table(y=Y, extra=["?"] * 4, c=["u", "v", "u", "v"], n=[1, 2, 3, 4])
     np.testing.assert_array_equal(encoding.encode(moved), X)
-    with pytest.raises(TableError, match="has not the column 'n'.*did you mean 'N'"):
+    with pytest.raises(TableError, match=r"has not the column 'n'.*did you mean 'N'"):
         encoding.encode(table(N=["1"] * 4, c=["u"] * 4))
     with pytest.raises(TableError, match="has to hold numbers, and has 'x' in row 2, and the like"):
         encoding.encode(table(n=["1", "x", "y", "z"], c=["u"] * 4))

@@ -82,7 +82,8 @@ def test_what_is_refused(data, words):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"delimiter": ",,"}, {"delimiter": '"'}, {"delimiter": ""}, {"encoding": "latin-x"}]
+    "settings",
+    [{"delimiter": ",,"}, {"delimiter": '"'}, {"delimiter": ""}, {"encoding": "latin-x"}],
 )
 def test_settings_that_cannot_be(settings):
     with pytest.raises(TableError, match=f"--{next(iter(settings))}"):

@@ -60,11 +60,17 @@ class Group(TyperGroup):
         extra["obj"] = {"arguments": given}
         try:
             code = super().main(args, *more, **extra)
-        except (Exception, KeyboardInterrupt) as error:
+        except Exception as error:
             if "--debug" in given:
                 raise
             code = _explained(error, "--json" in given)
         sys.exit(code if isinstance(code, int) else 0)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:  # typer would end without a word
+            raise Interrupted("interrupted; files are as they were") from error
 
 
 app = typer.Typer(
@@ -114,8 +120,8 @@ def _explained(error: BaseException, as_json: bool) -> int:
         message, code = named, BAD_FILE
     elif isinstance(error, MissingPackageError):
         message, code = str(error), NO_PACKAGE
-    elif isinstance(error, (KeyboardInterrupt, Interrupted)):
-        message, code = str(error) or "interrupted; nothing was written", INTERRUPTED
+    elif isinstance(error, Interrupted):
+        message, code = str(error), INTERRUPTED
     elif isinstance(error, MemoryError):
         message, code = "the machine has too little memory for this", UNEXPECTED
     else:
