@@ -20,6 +20,7 @@ from conjugp.prediction import apply_temperature, predict_proba
 PRIOR_SD = 0.3
 LOG_BOUND = math.log(8.0)
 VARIANCE_SCALES = (0.0, 0.03, 0.1, 0.3, 1.0)
+TINY = 1e-300  # a probability of 0, as some classifiers give
 MAX_PAIRS = 10**7  # rows times classes that a calibration looks at
 
 
@@ -36,7 +37,7 @@ def fit_temperature(p: Tensor, y: Tensor, weight: Tensor) -> tuple[float, float]
 
     `p` (n, C) are probabilities of points the fit has not seen.
     """
-    log_p = torch.log(p.double().clamp(min=1e-300))
+    log_p = torch.log(p.double().clamp(min=TINY))
     of_label = log_p.gather(1, y[:, None]).squeeze(1)
     w = weight.double()
 
@@ -71,7 +72,7 @@ def fit_calibration(
     for scale in sorted(variance_scales, reverse=True):
         p = predict_proba(likelihood, m, v, variance_scale=scale)
         t, loss = fit_temperature(p, y, weight)
-        log_p = torch.log(p.double().clamp(min=1e-300)) / t
+        log_p = torch.log(p.double().clamp(min=TINY)) / t
         each = torch.logsumexp(log_p, 1) - log_p.gather(1, y[:, None]).squeeze(1)
         found.append((Calibration(t, scale, loss), each))
     best, least = min(found, key=lambda one: one[0].loss)
@@ -168,4 +169,4 @@ class TemperatureScaled(PostHocClassifier):
         """
         check_is_fitted(self)
         p = np.asarray(self.estimator_.predict_proba(X), dtype=np.float64)
-        return apply_temperature(torch.as_tensor(p), self.temperature_).numpy()
+        return apply_temperature(torch.as_tensor(p).clamp(min=TINY), self.temperature_).numpy()
