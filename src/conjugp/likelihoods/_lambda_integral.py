@@ -90,11 +90,13 @@ def _entropy(m: Tensor, v: Tensor, level: float) -> Tensor:
     """E[log Σσ] − Σ_k E[p_k log σ_k] (U3)."""
     t = _start(m, level) + torch.arange(64, dtype=m.dtype, device=m.device) * _H
     log_total = torch.exp(-torch.exp(t + level)).sum().expand(len(m)).clone()
-    log_own = torch.zeros_like(log_total)
+    log_own, left = torch.zeros_like(log_total), torch.ones_like(log_total)
     for i, tile in enumerate(_tiles(m, v, level, logs=True)):
         assert tile.log_share is not None
-        log_total -= tile.product.sum(-1)
-        log_own += tile.log_share.sum((-2, -1))
+        log_total -= left * tile.product.sum(-1)
+        log_own += left * tile.log_share.sum((-2, -1))
+        # A row comes to its own end, whichever others are asked for.
+        left = left * (tile.product[:, -1] > _DONE)
         if i == 0:
             # Below the first t the integrand is λ(Σ E[σ] − e^level).
             series = math.exp(-_H) / -math.expm1(-_H)
