@@ -20,7 +20,7 @@ LAYERS = [
     {"kernels", "likelihoods", "scaling", "plotting"},
     {"features", "posterior", "covariance", "inducing"},
     {"inference", "prediction", "calibration", "conformal"},
-    {"training", "ep_training", "model", "decoupled", "search", "sampling", "sampled"},
+    {"training", "ep_training", "model", "decoupled", "joint", "search", "sampling", "sampled"},
     {"plan", "checks", "progress", "chains", "diagnostics"},
     {"fitting", "stream", "costs"},
     {"saving"},

@@ -22,6 +22,7 @@ from conjugp.covariance import NONE
 from conjugp.decoupled import KernelRows, MeanSettings
 from conjugp.ep_training import EPTrainer
 from conjugp.inference.mean import Interrupted
+from conjugp.joint import JointSettings, learn_kernel
 from conjugp.kernels import RBF, Kernel, Matern52, Normalised
 from conjugp.model import Model, coupled
 from conjugp.plan import Plan
@@ -33,6 +34,7 @@ from conjugp.training import Data, Progress, Settings, State, Trainer, initial_s
 KERNEL_INDUCING = 128  # inducing points, steps, classes of the fit that learns the kernel
 KERNEL_STEPS = 200
 KERNEL_CLASSES = 10
+JOINT_INDUCING, JOINT_STEPS = 1000, 200  # of the fit in which a decoupled ELBO learns the kernel
 RELEVANCE_CLASSES = 50  # beyond so many classes, what tells ten of them apart is not tried
 REFIT_ROWS = 20_000  # up to here the last fit to all rows starts afresh
 SEARCH_ROWS, SEARCH_INDUCING, SEARCH_CLASSES = 8000, 800, 250
@@ -275,9 +277,10 @@ class Fitter:
         share = max(p.options.hold_out, min(0.3, 500 / len(self.data.y)))
         self.data, n = hold_out(self.data, share)
         data, train, held = self.data, self.data.rows(0, n), self.data.rows(n, None)
+        by_elbo = p.learn_kernel and p.options.mean_training == "elbo" and p.family != NONE
         if warm is not None:
             kernel = warm.template.with_theta(warm.theta[0])
-        elif p.learn_kernel:
+        elif p.learn_kernel and (p.options.search or not by_elbo):
             kernel = self._choose_kernel(train, held)
             if self.kernel is None and isinstance(kernel, Normalised):
                 self._uncentre()
@@ -285,6 +288,8 @@ class Fitter:
                 train, held = data.rows(0, n), data.rows(n, None)
         else:
             kernel = self._filled(p.options.mean_variance)
+        if by_elbo:
+            kernel = self._learn_jointly(train, kernel)
         settings = self._mean_settings(len(data.y))
         if p.temperature is not None:
             calibration = Calibration(p.temperature, 1.0, math.inf)
@@ -350,6 +355,25 @@ class Fitter:
         )
         result = Trainer(state, few, settings, self.generator, self._progress, "kernel").fit()
         return result.state.template.with_theta(result.state.theta[0]).frozen()
+
+    def _learn_jointly(self, train: Data, kernel: Kernel) -> Kernel:
+        """The kernel that the ELBO of the decoupled posterior itself learns (Q8)."""
+        p = self.plan
+        Z = self._inducing(kernel, train)[:JOINT_INDUCING]
+        how = self._mean_settings(len(train.y), batch_size=p.batch_size or 512)
+        rows = decoupled.kernel_rows(kernel, Z, train, how)
+        model = self._fit_weights(train, decoupled.start_mean(len(Z), self.mean), how, rows)
+        settings = JointSettings(
+            replace(how, learning_rate=0.2 * how.learning_rate),
+            JOINT_STEPS,
+            0.5 * p.learning_rate,
+            p.options.kernel_prior,
+        )
+
+        def report(step: int, value: float) -> None:
+            self._progress(Progress("kernel", step, JOINT_STEPS, value))
+
+        return learn_kernel(model, train, settings, self.generator, report).frozen()
 
     def _mean_of(self, data: Data) -> Tensor:
         """The prior mean at the start of a fit to some of the classes."""

@@ -28,9 +28,10 @@ class FitOptions(BaseEstimator):
         lengthscales then start at the median distance. ``None`` is 3, or 10 with the full
         batch, and half that distance.
     mean_training : {"map", "elbo"}, default="map"
-        How the mean of a decoupled posterior is trained: ``"map"`` at zero latent variance, the
-        posterior's mode, or ``"elbo"`` under the latent variances of the covariance.
-        docs/defaults.md compares them.
+        How a decoupled posterior is trained: ``"map"`` finds the mean at zero latent variance, the
+        posterior's mode, with a kernel chosen by held-out rows; ``"elbo"`` raises the ELBO of
+        kernel, mean and covariance together, from that kernel on, and then fits the mean under
+        the latent variances of the covariance. docs/defaults.md compares them.
     mean_variance : float, default=30.0
         Kernel variance of a decoupled posterior when the kernel is chosen from the data.
     mean_learning_rate : float, default=0.05

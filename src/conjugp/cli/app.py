@@ -152,6 +152,17 @@ def warnings_as_notes(notes: list[str]) -> Iterator[None]:
                 notes.append(text)
 
 
+@contextmanager
+def estimator_errors() -> Iterator[None]:
+    """What the estimator does not accept is the table's or the options' fault, not a bug."""
+    try:
+        yield
+    except (TableError, FileFormatError):
+        raise
+    except (ValueError, TypeError) as error:
+        raise Refusal(str(error)) from error
+
+
 def print_json(data: dict[str, Any]) -> None:
     """One JSON object on standard output."""
     typer.echo(json.dumps(plain(data), allow_nan=False))

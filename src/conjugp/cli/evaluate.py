@@ -8,7 +8,17 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import typer
 
-from conjugp.cli.app import Debug, Json, Refusal, app, note, print_json, print_table, whole_file
+from conjugp.cli.app import (
+    Debug,
+    Json,
+    Refusal,
+    app,
+    estimator_errors,
+    note,
+    print_json,
+    print_table,
+    whole_file,
+)
 from conjugp.cli.models import Model, load_model
 from conjugp.cli.predict import Unseen, check_unseen, note_unused
 from conjugp.cli.scores import SCORES, check_known, fingerprint, scores_of, shown_scores, split
@@ -46,7 +56,8 @@ def evaluate(
     found = load_model(model)
     rows, _, _, seen = labelled_rows(found, table, delimiter, encoding, unseen)
     clf = found.clf
-    proba = clf.predict_proba(rows.X)
+    with estimator_errors():
+        proba = clf.predict_proba(rows.X)
     scores = scores_of(rows.y, proba, clf.classes_, rows.weight)
     classes = class_table(rows.y, proba, clf.classes_)
     written = [] if plots is None else _draw(plots, rows, proba, clf.classes_)

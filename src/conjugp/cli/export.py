@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from conjugp.cli.app import Debug, Json, Refusal, app, check_output, print_json, replaced
+from conjugp.cli.app import (
+    Debug,
+    Json,
+    app,
+    check_output,
+    estimator_errors,
+    print_json,
+    replaced,
+)
 from conjugp.cli.models import load_model
 from conjugp.cli.settings import ModelArgument
 from conjugp.cli.tables import MissingPackageError
@@ -34,11 +42,10 @@ def export(
     existed = check_output(output, (".onnx",), "ONNX")
     found = load_model(model)
     try:
-        to_onnx(found.clf, output)
+        with estimator_errors():
+            to_onnx(found.clf, output)
     except ImportError as error:
         raise MissingPackageError(str(error)) from error
-    except (ValueError, TypeError, NotImplementedError) as error:
-        raise Refusal(str(error)) from error
     features = found.encoding.features
     if as_json:
         classes = found.clf.classes_

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,8 +50,11 @@ def find(subject: Subject) -> Findings:
     proba = {CONJUGP: clf.predict_proba(rows.X)}
     if subject.train is not None and not subject.seen:
         train = subject.train
-        fitted = logistic_regression(train.X, train.y, train.weight)
-        proba[LOGISTIC] = _aligned(fitted.predict_proba(rows.X), fitted.classes_, classes)
+        try:
+            fitted = logistic_regression(train.X, train.y, train.weight)
+            proba[LOGISTIC] = _aligned(fitted.predict_proba(rows.X), fitted.classes_, classes)
+        except ValueError as error:
+            warnings.warn(f"logistic regression failed ({error})", stacklevel=2)
         share = np.array([(train.y == label).mean() for label in classes])
         proba[FREQUENCIES] = np.tile(share, (len(rows.y), 1))
     scores = {name: scores_of(rows.y, p, classes, rows.weight) for name, p in proba.items()}

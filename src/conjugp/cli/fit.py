@@ -21,6 +21,7 @@ from conjugp.cli.app import (
     Seed,
     app,
     check_output,
+    estimator_errors,
     note,
     print_json,
     print_table,
@@ -46,7 +47,6 @@ from conjugp.cli.settings import (
     Weight,
     prepare,
 )
-from conjugp.files import FileFormatError
 
 KERNELS = {
     "rbf": kernels.RBF,
@@ -165,16 +165,12 @@ def fit_model(
     clf.set_params(verbose=int(sys.stderr.isatty()))
     settings: dict[str, Any] = {} if checkpoint is None else {"checkpoint": checkpoint}
     try:
-        with warnings_as_notes(notes):
+        with warnings_as_notes(notes), estimator_errors():
             clf.fit(rows.X, rows.y, rows.weight, **settings)
     except KeyboardInterrupt as error:
         if checkpoint is not None and checkpoint.exists():
             kept += f"; {checkpoint} has the state of the fit, and the same command goes on from it"
         raise Interrupted(f"interrupted; {kept}") from error
-    except FileFormatError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise Refusal(str(error)) from error
     clf.set_params(verbose=0)
 
 
@@ -190,7 +186,8 @@ def scored(
     """The model with its origin, and its scores on the rows held out."""
     held_out, scores = training.test, None
     if held_out is not None:
-        proba = clf.predict_proba(held_out.X)
+        with estimator_errors():
+            proba = clf.predict_proba(held_out.X)
         scores = scores_of(held_out.y, proba, clf.classes_, held_out.weight)
     origin = {
         "source": table.name,

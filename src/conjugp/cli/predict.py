@@ -17,6 +17,7 @@ from conjugp.cli.app import (
     Refusal,
     app,
     check_output,
+    estimator_errors,
     note,
     print_json,
     replaced,
@@ -84,7 +85,9 @@ def predict(
     X = found.encoding.encode(rows, unseen)
     note_unused(rows, found.encoding)
     columns: dict[str, NDArray[Any]] = {name: rows.column(name) for name in keep}
-    for name, column in _predictions(found.clf, X, proba, top_k, uncertainty).items():
+    with estimator_errors():
+        made = _predictions(found.clf, X, proba, top_k, uncertainty)
+    for name, column in made.items():
         if name in columns:
             raise Refusal(f"--keep {name!r} has the name of a column that predictions are put in")
         columns[name] = column

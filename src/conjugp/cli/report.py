@@ -15,6 +15,7 @@ from conjugp.cli.app import (
     Seed,
     app,
     check_output,
+    estimator_errors,
     note,
     print_json,
     replaced,
@@ -118,7 +119,7 @@ def report(
         subject = Subject(model, rows, training.all, training.train, False, [command], first.name)
     if not compare:
         subject.train = None
-    with warnings_as_notes(notes):
+    with warnings_as_notes(notes), estimator_errors():
         findings = find(subject)
     for text in notes:
         note(text)

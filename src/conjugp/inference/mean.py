@@ -77,9 +77,9 @@ def fit_mean(
     starts = torch.arange(0, n, batch_size)
     # Not n over the rows of the batch: those of a short last one would count for more than others.
     total = float(data.weight.sum())
-    take = _Step(here, data, likelihood, bound, learn_mean, len(starts) / total, 1 / total)
+    take = Step(here, data, likelihood, bound, learn_mean, len(starts) / total, 1 / total)
     if class_batch is not None and class_batch < len(here.mean):
-        take = _ClassStep(take, class_batch, generator)
+        take = ClassStep(take, class_batch, generator)
     n_steps, done = n_epochs * len(starts), 0
     try:
         for epoch in range(n_epochs):
@@ -92,10 +92,20 @@ def fit_mean(
                 on_epoch(epoch, objective - 0.5 * float(here.w.square().sum()))
     except KeyboardInterrupt:
         raise Interrupted(here) from None
-    return here if isinstance(take, _Step) else here._replace(class_gap=take.gap())
+    return here if isinstance(take, Step) else here._replace(class_gap=take.gap())
 
 
-class _Step:
+class Slopes(NamedTuple):
+    """What a step found before it moved: derivatives of its weighted bound, class weights in."""
+
+    value: Tensor  # scalar, the bound
+    rows: Tensor | None  # (B, M), in the whitened rows, if asked for
+    dv: Tensor | None  # (B, K), in the variances of its classes
+    index: Tensor | None = None  # (K,), its classes; None for all
+    weight: Tensor | None = None  # (K,), what they stand for
+
+
+class Step:
     """One step on all classes."""
 
     def __init__(
@@ -118,16 +128,30 @@ class _Step:
 
     def __call__(self, rows: slice, rate: float, left: float) -> float:
         """Move w and the prior mean; the batch's share of the bound before."""
+        K, v = self.data.rows(rows.start, rows.stop), self.data.variance
+        return float(self.move(rows, K, None if v is None else v[rows], rate, left).value)
+
+    def move(
+        self,
+        rows: slice,
+        K: Tensor,
+        v: Tensor | None,
+        rate: float,
+        left: float,
+        slopes: bool = False,
+    ) -> Slopes:
+        """The same for rows K and latent variances v, (B, C) or (B, 1)."""
         data, (w, mean, _) = self.data, self.here
-        K = data.rows(rows.start, rows.stop)
+        weight = data.weight[rows]
         m = torch.addmm(mean, K, self.unwhitened(w).T)
-        v = None if data.variance is None else data.variance[rows].expand_as(m)
-        value, dm = _bound(self.likelihood, self.bound, data.y[rows], m, v)
-        dm.mul_(data.weight[rows].unsqueeze(1))
+        v = None if v is None else v.expand_as(m)
+        value, dm, dv = _bound(self.likelihood, self.bound, data.y[rows], m, v)
+        dm.mul_(weight.unsqueeze(1))
+        dK = dm @ w if slopes else None
         dw = self.whitened(dm.T @ K).mul_(-self.scale).add_(w, alpha=self.shrink)
         d_mean = dm.sum(0).mul_(-self.scale) if self.learn_mean else None
         self.adam.descend([dw, d_mean], [rate, _MEAN_RATE * rate])
-        return float(value @ data.weight[rows])
+        return Slopes(value @ weight, dK, None if dv is None else dv * weight.unsqueeze(1))
 
     def unwhitened(self, w: Tensor) -> Tensor:
         """L⁻ᵀw where the rows are k(X, Z)."""
@@ -138,10 +162,10 @@ class _Step:
         return g if self.data.L_inv is None else g @ self.data.L_inv.T
 
 
-class _ClassStep:
+class ClassStep:
     """The same on the labels of its rows and a sample of the other classes (C1-C3)."""
 
-    def __init__(self, whole: _Step, n_others: int, generator: torch.Generator) -> None:
+    def __init__(self, whole: Step, n_others: int, generator: torch.Generator) -> None:
         if not isinstance(whole.likelihood, LogisticSoftmax):
             raise TypeError("class batches need the logistic-softmax likelihood")
         self.whole, self.likelihood = whole, whole.likelihood
@@ -174,39 +198,54 @@ class _ClassStep:
         At first λ comes from the classes drawn: biased, but never far behind. Over the last
         quarter of the steps it comes more and more from earlier ones alone (C3).
         """
+        data = self.whole.data
+        K, v = data.rows(rows.start, rows.stop), data.variance
+        return float(self.move(rows, K, None if v is None else v[rows], rate, left).value)
+
+    def move(
+        self,
+        rows: slice,
+        K: Tensor,
+        v: Tensor | None,
+        rate: float,
+        left: float,
+        slopes: bool = False,
+    ) -> Slopes:
+        """The same for rows K and latent variances v, (B, C) or (B, 1)."""
         gain = min(1.0, 4 * left)
         whole = self.whole
         data, (w, mean, _) = whole.data, whole.here
+        row_weight = data.weight[rows].unsqueeze(1)
         drawn = draw_classes(data.y[rows], len(mean), self.n_others, self.generator)
         weight, w_here = drawn.weight.to(w), self.adam_w.look(drawn.index, rate)
         mean_here = self.adam_mean.look(drawn.index, _MEAN_RATE * rate)
-        K = data.rows(rows.start, rows.stop)
         m = torch.addmm(mean_here, K, whole.unwhitened(w_here).T)
-        v = data.variance
         if v is not None:
-            v = v[rows].expand_as(m) if v.shape[1] == 1 else v[rows][:, drawn.index]
+            v = v.expand_as(m) if v.shape[1] == 1 else v[:, drawn.index]
         seen = Classes(weight, self.multipliers.total[rows], len(mean), gain)
         part = self.likelihood.part(drawn.y, m, v, whole.bound, seen)
         self.multipliers.update(rows, part.total, max(gain, AVERAGE))
-        dm = part.dm.to(m.dtype).mul_(data.weight[rows].unsqueeze(1))
+        dm = part.dm.to(m.dtype).mul_(row_weight)
+        dK = dm @ w_here if slopes else None
         dw = whole.whitened(dm.T @ K).mul_(-whole.scale)
         dw.addcmul_(w_here, weight.unsqueeze(1), value=whole.shrink)
         self.adam_w.descend(dw, rate, weight)
         if whole.learn_mean:
             d_mean = dm.sum(0).mul_(-whole.scale)
             self.adam_mean.descend(d_mean, _MEAN_RATE * rate, weight)
-        return float(part.value.to(data.weight) @ data.weight[rows])
+        value = part.value.to(data.weight) @ data.weight[rows]
+        return Slopes(value, dK, part.dv.to(m.dtype) * row_weight, drawn.index, weight)
 
 
 def _bound(
     likelihood: Likelihood, bound: str, y: Tensor, m: Tensor, v: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The bound (B,) and its derivative in m (B, C); with no variance both are those of log p."""
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The bound (B,), its derivatives in m and v (B, C); with no variance those of log p in m."""
     if v is not None:
         site = likelihood.site(y, m, v, bound)
-        return site.bound, site.potential - site.precision * m
+        return site.bound, site.potential - site.precision * m, -0.5 * site.precision
     m = m.detach().requires_grad_()
     with torch.enable_grad():
         value = likelihood.log_prob(y, m)
         total = value.sum()
-    return value.detach(), torch.autograd.grad(total, m)[0]
+    return value.detach(), torch.autograd.grad(total, m)[0], None
