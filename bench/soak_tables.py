@@ -1,8 +1,9 @@
 """Damaged and odd tables through the command line: ``python bench/soak_tables.py 2000``.
 
 Every table goes to `fit`, which stops where the fit would begin, and to `predict` with a model
-fitted before; one in ten of those that can be predicted to `report`. Whatever the table, the command has to end with one of
-the documented exit codes and one line, and leave files whole: the old one or the new one.
+fitted before; one in ten of those that can be predicted to `report`. Whatever the table, the
+command has to end with one of the documented exit codes and one line, and leave files whole: the
+old one or the new one.
 """
 
 from __future__ import annotations

@@ -87,6 +87,19 @@ def test_every_command_has_json_and_debug():
         assert "--json" in text and "--debug" in text
 
 
+def test_the_three_commands_of_the_readme(tmp_path):
+    text = (commands.Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    block = next(b for b in re.findall(r"```sh\n(.*?)```", text, re.S) if "report" in b)
+    install, *lines = block.splitlines()
+    assert install.startswith("pip install") and len(lines) == 2
+    commands.write_wine(tmp_path)
+    for line in lines:
+        program, *arguments = shlex.split(line)
+        result = conjugp(tmp_path, *arguments)
+        assert program == "conjugp" and result.code == 0, result.err
+    assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
 # --- fit -------------------------------------------------------------------------------------
 
 

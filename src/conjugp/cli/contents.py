@@ -208,8 +208,10 @@ def _summary(column: Column, table: Table, decimal: str) -> dict[str, Any]:
         values = numbers(cells, decimal)[0]
         values = values[np.isfinite(values)]
         missing = len(found) - len(values)
-        low, middle, high = np.quantile(values, (0, 0.5, 1))
-        text = f"{low:.4g} to {high:.4g}, median {middle:.4g}"
+        text = "no values"
+        if len(values):
+            low, middle, high = values.min(), np.median(values), values.max()
+            text = f"{low:.4g} to {high:.4g}, median {middle:.4g}"
     else:
         common = [f"{name} ({n})" for name, n in counts.most_common(3)]
         text = ", ".join(common) + (", …" if len(counts) > 3 else "")
