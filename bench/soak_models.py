@@ -220,7 +220,7 @@ class Watch:
 
 
 def outcome(path: Path, base: Base, same: bool) -> str:
-    """"refused", "loaded", or what went wrong; with `same` a model must predict as before."""
+    """ "refused", "loaded", or what went wrong; with `same` a model must predict as before."""
     try:
         clf = load(path)
     except FileFormatError:

@@ -16,14 +16,17 @@ SOURCE = Path(conjugp.__file__).parent
 
 # Lowest first. A module may import from its own layer and those below it.
 LAYERS = [
-    {"numerics", "parameters", "metrics", "rows", "options", "files", "face", "codec", "posthoc"},
+    {
+        *("numerics", "parameters", "metrics", "rows", "options", "files", "face", "codec"),
+        *("checkpoint", "posthoc"),
+    },
     {"kernels", "likelihoods", "scaling", "plotting"},
     {"features", "posterior", "covariance", "inducing"},
     {"inference", "prediction", "calibration", "conformal"},
     {"training", "ep_training", "model", "decoupled", "joint", "search", "sampling", "sampled"},
     {"plan", "checks", "progress", "chains", "diagnostics"},
     {"fitting", "stream", "costs"},
-    {"saving"},
+    {"saving", "resuming"},
     {"classifier"},
     {"gibbs"},
     {"cli", "__main__"},
@@ -100,6 +103,7 @@ def test_every_exported_kernel_has_contract_tests(kernel_cases):
         if inspect.isclass(cls := getattr(kernels, name)) and not inspect.isabstract(cls)
     }
     assert exported == kernel_cases.keys(), "add the new kernel to KERNEL_CASES in conftest.py"
+    assert exported == {cls.__name__ for cls in kernels.KERNELS}, "add the new kernel to KERNELS"
     for name, cases in kernel_cases.items():
         assert cases and all(type(case).__name__ == name for case in cases)
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from conjugp import files, kernels
+from conjugp import files
 from conjugp.calibration import Calibration
 from conjugp.checks import check_device, check_parameters
 from conjugp.codec import Decoder, Encoder, UnknownClassError
@@ -29,7 +29,7 @@ from conjugp.covariance import FAMILIES, NONE, Covariance
 from conjugp.ep_training import EPTrainer
 from conjugp.files import FileFormatError
 from conjugp.fitting import Fitted
-from conjugp.kernels import Kernel
+from conjugp.kernels import KERNELS, Kernel
 from conjugp.likelihoods import LIKELIHOODS, Likelihood
 from conjugp.model import Model
 from conjugp.options import FitOptions, number, one_of, whole
@@ -148,9 +148,7 @@ def load(
         dtype not in (None, "float64") or device not in (None, "cpu", "auto")
     ):
         raise ValueError(f"device, dtype: a {kind} works on the CPU in float64 alone")
-    known = (getattr(kernels, name) for name in kernels.__all__)
-    concrete = [c for c in known if isinstance(c, type) and not inspect.isabstract(c)]
-    decode = Decoder(arrays, [*concrete, *LIKELIHOODS.values()], custom)
+    decode = Decoder(arrays, [*KERNELS, *LIKELIHOODS.values()], custom)
     cls = _class(kind)
     try:
         arguments = _decoded(decode, header["arguments"])

@@ -36,7 +36,7 @@ Exit codes:
   130  interrupted"""
 
 # Click's own errors, wherever this version of typer keeps them.
-_ClickError = typer.BadParameter.__mro__[2]
+_ClickError: Any = typer.BadParameter.__mro__[2]
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -104,7 +104,7 @@ def _conjugp(
     """
 
 
-def _explained(error: BaseException, as_json: bool) -> int:
+def _explained(error: Any, as_json: bool) -> int:
     """Say in one line what went wrong; the exit code."""
     if isinstance(error, _ClickError):
         if type(error).__name__ == "NoArgsIsHelpError":

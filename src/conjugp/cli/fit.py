@@ -148,7 +148,7 @@ def fit(
     for text in notes[len(training.notes) :]:
         note(text)
     typer.echo(
-        f"Fitted {len(training.train.y)} rows, {clf.n_features_in_} features and "
+        f"Fitted {len(training.train.y)} rows, {len(training.encoding.features)} features and "
         f"{len(clf.classes_)} classes in {seconds:.1f} s."
     )
     if scores is not None and training.test is not None:

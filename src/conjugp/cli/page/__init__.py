@@ -70,7 +70,7 @@ def picture(figure: Any, name: str, description: str) -> Markup:
     from matplotlib import rc_context
 
     out = io.StringIO()
-    settings = {"svg.fonttype": "none", "svg.hashsalt": name, "text.parse_math": False}
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": name, "text.parse_math": False}
     with rc_context(settings), warnings.catch_warnings():
         # Signs that matplotlib's font lacks are drawn by the browser's.
         warnings.filterwarnings("ignore", message="Glyph")
