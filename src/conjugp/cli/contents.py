@@ -9,7 +9,6 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import conjugp
 from conjugp.cli.cells import numbers, texts
@@ -255,28 +254,20 @@ def _reliability(subject: Subject, findings: Findings) -> Any:
 
 def _training(clf: Any) -> tuple[str, Any]:
     """A sentence on the fit, and its curve where the model remembers it."""
-    history = [entry for entry in getattr(clf, "history_", []) if entry["stage"] == "fit"]
     settled = "became flat" if clf.converged_ else "was still rising"
     text = (
         f"The objective {settled} after {clf.n_iter_} passes over the rows. "
         f"Temperature {clf.temperature_:.3g}, ELBO {clf.elbo_:,.1f} nats. Kernel: {clf.kernel_}."
     )
-    if len(history) < 2:
+    if len(clf.history_) < 2:
         return text, None
     from matplotlib.figure import Figure
 
+    from conjugp.plotting import TrainingCurveDisplay
+
     figure = Figure(figsize=(4.6, 3.0), layout="constrained")
-    ax = figure.subplots()
-    epochs = [entry["epoch"] for entry in history]
-    values: NDArray[np.float64] = np.array([entry["value"] for entry in history], float)
-    ax.plot(epochs, values, color="C0", lw=1.6, marker="o", ms=3)
-    # The first steps are far below the rest and would flatten it.
-    low, high = values[min(2, len(values) - 2) :].min(), values.max()
-    ax.set_ylim(low - 0.15 * (high - low or 1), high + 0.08 * (high - low or 1))
-    ax.set(xlabel="epoch", ylabel=f"{history[-1]['measure']}, nats")
-    ax.grid(color="0.92", lw=0.8)
-    ax.spines[["top", "right"]].set_visible(False)
-    return text, picture(figure, "training", "The objective by epoch of the fit")
+    TrainingCurveDisplay.from_estimator(clf, ax=figure.subplots())
+    return text, picture(figure, "training", "The objective during the fit")
 
 
 def _made(subject: Subject) -> dict[str, Any]:

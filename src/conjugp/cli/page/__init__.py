@@ -27,7 +27,10 @@ _LIGHT_INK, _LIGHT_PAPER = (0x1B, 0x1F, 0x24), (0xFF, 0xFF, 0xFF)
 _DARK_INK, _DARK_PAPER = (0xE6, 0xED, 0xF3), (0x16, 0x1B, 0x22)
 _STEPS = 20  # shades between ink and paper
 # The colours of the pictures' lines, as they are drawn and as the page has them.
-COLORS = {"#1f77b4": "var(--accent)", "#ff7f0e": "var(--other)"}
+COLORS = {
+    **{"#1f77b4": "var(--accent)", "#0072b2": "var(--accent)"},
+    **{"#ff7f0e": "var(--other)", "#e69f00": "var(--other)"},
+}
 
 
 def render(data: dict[str, Any]) -> str:
