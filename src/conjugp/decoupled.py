@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from conjugp.checkpoint import Journal
 from conjugp.covariance import NONE, Covariance, covariance, quadratic
 from conjugp.features import Basis, basis
 from conjugp.inference.classes import near_classes
@@ -98,6 +99,7 @@ def fit_weights(
     on_epoch: Callable[[int, float], None] | None = None,
     model: Model | None = None,
     rows: KernelRows | None = None,
+    journal: Journal | None = None,
 ) -> tuple[Basis, Mean]:
     """The mean on inducing points Z; with a `model`, under its latent variances (Q7).
 
@@ -120,6 +122,7 @@ def fit_weights(
         generator=generator,
         on_epoch=on_epoch,
         class_batch=settings.class_batch,
+        journal=journal,
     )
     return b, mean
 

@@ -58,6 +58,9 @@ class FitOptions(BaseEstimator):
         Megabytes that kernel values may take between epochs; ``"auto"`` is 40 % of what is free.
     callback : callable or None, default=None
         Called with a `Progress` after every epoch or round of steps.
+    checkpoint_every : float, default=10.0
+        Seconds between two states that ``fit(..., checkpoint=path)`` writes; more where writing
+        one takes more than a twentieth of that.
     on_interrupt : {"raise", "return"}, default="raise"
         What Ctrl-C does once the estimator has its last good state: raise KeyboardInterrupt
         again, or return from ``fit``.
@@ -82,6 +85,7 @@ class FitOptions(BaseEstimator):
         chunk_size: int = 4096,
         cache_mb: int | str = "auto",
         callback: Callable[[Any], None] | None = None,
+        checkpoint_every: float = 10.0,
         on_interrupt: str = "raise",
     ) -> None:
         self.prediction = prediction
@@ -100,6 +104,7 @@ class FitOptions(BaseEstimator):
         self.chunk_size = chunk_size
         self.cache_mb = cache_mb
         self.callback = callback
+        self.checkpoint_every = checkpoint_every
         self.on_interrupt = on_interrupt
 
     def validate(self) -> None:
@@ -121,6 +126,7 @@ class FitOptions(BaseEstimator):
         number("options.step_exponent", self.step_exponent, 0, 1)
         number("options.min_step", self.min_step, 0, 1, exclusive=True)
         number("options.kernel_prior", self.kernel_prior, 0)
+        number("options.checkpoint_every", self.checkpoint_every, 0)
         number("options.hold_out", self.hold_out, 0, 0.5, exclusive=True)
         if self.jitter is not None:
             number("options.jitter", self.jitter, 0, 0.01)

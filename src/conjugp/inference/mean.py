@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from conjugp.checkpoint import Journal
 from conjugp.inference.adam import Adam, RowAdam
 from conjugp.inference.classes import AVERAGE, Multipliers, draw_classes
 from conjugp.likelihoods.base import Likelihood
@@ -31,6 +32,7 @@ class Mean(NamedTuple):
     w: Tensor  # (C, M)
     mean: Tensor  # (C,)
     class_gap: float = 0.0  # what sampling classes cost at the end, in nats per row (C3)
+    values: tuple[float, ...] = ()  # the objective of every epoch
 
 
 class Interrupted(KeyboardInterrupt):
@@ -68,6 +70,7 @@ def fit_mean(
     generator: torch.Generator,
     on_epoch: Callable[[int, float], None] | None = None,
     class_batch: int | None = None,
+    journal: Journal | None = None,
 ) -> Mean:
     """Maximise Σ weight·bound - ½|w|² over w (C, M) and the prior mean (Q7).
 
@@ -81,18 +84,33 @@ def fit_mean(
     take = Step(here, data, likelihood, bound, learn_mean, len(starts) / total, 1 / total)
     if class_batch is not None and class_batch < len(here.mean):
         take = ClassStep(take, class_batch, generator)
-    n_steps, done = n_epochs * len(starts), 0
+    journal = journal or Journal()
+    n_steps, done, first = n_epochs * len(starts), 0, 0
+    order: list[int] = []  # batches that this epoch has left, last first
+    objective, values = 0.0, []
+    loop = journal.left_off()
+    if loop is not None:
+        done, first, order, objective, values = loop["at"]
+        take.restore(loop["step"])
+        generator.set_state(loop["generator"])
     try:
-        for epoch in range(n_epochs):
-            objective = 0.0
-            for i in starts[torch.randperm(len(starts), generator=generator)].tolist():
-                left = 1 - done / n_steps
+        for epoch in range(first, n_epochs):
+            if not order:
+                order = starts[torch.randperm(len(starts), generator=generator)].flip(0).tolist()
+                objective = 0.0
+            while order:
+                if journal.due():
+                    at, state = [done, epoch, order, objective, values], generator.get_state()
+                    journal.keep({"at": at, "step": take.state(), "generator": state})
+                i, left = order.pop(), 1 - done / n_steps
                 objective += take(slice(i, min(i + batch_size, n)), learning_rate * left, left)
                 done += 1
+            values.append(objective - 0.5 * float(here.w.square().sum()))
             if on_epoch is not None:
-                on_epoch(epoch, objective - 0.5 * float(here.w.square().sum()))
+                on_epoch(epoch, values[-1])
     except KeyboardInterrupt:
         raise Interrupted(here) from None
+    here = here._replace(values=tuple(values))
     return here if isinstance(take, Step) else here._replace(class_gap=take.gap())
 
 
@@ -127,6 +145,16 @@ class Step:
         """The optimiser of all of w."""
         return Adam([self.here.w, self.here.mean])
 
+    def state(self) -> list[Any]:
+        """Where it stands, for a checkpoint."""
+        return [self.here.w, self.here.mean, self.adam.first, self.adam.second, self.adam.count]
+
+    def restore(self, state: list[Any]) -> None:
+        """Go back there."""
+        w, mean, self.adam.first, self.adam.second, self.adam.count = state
+        self.here.w.copy_(w)
+        self.here.mean.copy_(mean)
+
     def __call__(self, rows: slice, rate: float, left: float) -> float:
         """Move w and the prior mean; the batch's share of the bound before."""
         K, v = self.data.rows(rows.start, rows.stop), self.data.variance
@@ -142,7 +170,7 @@ class Step:
         slopes: bool = False,
     ) -> Slopes:
         """The same for rows K and latent variances v, (B, C) or (B, 1)."""
-        data, (w, mean, _) = self.data, self.here
+        data, (w, mean) = self.data, self.here[:2]
         weight = data.weight[rows]
         m = torch.addmm(mean, K, self.unwhitened(w).T)
         v = None if v is None else v.expand_as(m)
@@ -171,7 +199,7 @@ class ClassStep:
             raise TypeError("class batches need the logistic-softmax likelihood")
         self.whole, self.likelihood = whole, whole.likelihood
         self.n_others, self.generator = n_others, generator
-        w, mean, _ = whole.here
+        w, mean = whole.here[:2]
         self.adam_w, self.adam_mean = RowAdam(w), RowAdam(mean)
         v = whole.data.variance
         total = self.likelihood.start_total(
@@ -179,10 +207,24 @@ class ClassStep:
         )
         self.multipliers = Multipliers(torch.full_like(whole.data.weight, total))
 
+    def state(self) -> list[Any]:
+        """Where it stands, for a checkpoint."""
+        here, adams = self.whole.here, (self.adam_w, self.adam_mean)
+        moments = [[a.first, a.second, a.last, a.count] for a in adams]
+        return [here.w, here.mean, moments, self.multipliers.total]
+
+    def restore(self, state: list[Any]) -> None:
+        """Go back there."""
+        w, mean, moments, self.multipliers.total = state
+        self.whole.here.w.copy_(w)
+        self.whole.here.mean.copy_(mean)
+        for adam, kept in zip((self.adam_w, self.adam_mean), moments, strict=True):
+            adam.first, adam.second, adam.last, adam.count = kept
+
     def gap(self) -> float:
         """How far the bound of a row lies below what all classes give, on average (C3)."""
         whole = self.whole
-        data, (w, mean, _) = whole.data, whole.here
+        data, (w, mean) = whole.data, whole.here[:2]
         n = min(len(data.y), max(1, _GAP_PAIRS // len(mean)))
         m = torch.addmm(mean, data.rows(0, n), whole.unwhitened(w).T)
         if data.variance is None:
@@ -215,7 +257,7 @@ class ClassStep:
         """The same for rows K and latent variances v, (B, C) or (B, 1)."""
         gain = min(1.0, 4 * left)
         whole = self.whole
-        data, (w, mean, _) = whole.data, whole.here
+        data, (w, mean) = whole.data, whole.here[:2]
         row_weight = data.weight[rows].unsqueeze(1)
         y = data.y[rows]
         drawn = draw_classes(y, len(mean), self.n_others, self.generator, data.near)
