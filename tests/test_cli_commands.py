@@ -410,6 +410,46 @@ def test_a_model_that_was_not_made_here(folder):
     assert conjugp(folder, "info", "plain.conjugp").code == 0
 
 
+@pytest.mark.parametrize(
+    "change", [{"seed": -1}, {"seed": "0"}, {"test_size": 7}, {"command": None}, {"scores": 3}]
+)
+def test_a_forged_origin_is_refused(folder, change):
+    clf = load(folder / "wine.conjugp")
+    extra = saving.read_info(folder / "wine.conjugp")["extra"]
+    extra["table"]["origin"] |= change
+    saving.save(clf, folder / "forged.conjugp", extra=extra)
+    said = fails(folder, "evaluate", "forged.conjugp", "wine.csv", code=3)
+    assert "training rows is damaged" in said
+    assert fails(folder, "info", "forged.conjugp", code=3) == said
+
+
+def test_an_ignored_column_may_be_kept(tmp_path, wine):
+    lines = (wine / "wine.csv").read_text().splitlines()
+    numbered = [f"{i},{line}" for i, line in enumerate(lines)]
+    (tmp_path / "t.csv").write_text("\n".join(["id" + numbered[0][1:], *numbered[1:]]))
+    options = ("--target", "label", "--ignore", "id", "--max-epochs", 2, "-o", "m.conjugp")
+    assert conjugp(tmp_path, "fit", "t.csv", *options).code == 0
+    result = conjugp(tmp_path, "predict", "m.conjugp", "t.csv", "--keep", "id", "-o", "-")
+    assert [row["id"] for row in read_rows(result.out)] == [str(i) for i in range(1, 179)]
+
+
+def test_labels_that_are_true_or_false(tmp_path):
+    x = np.linspace(-1, 1, 40)
+    table = pa.table({"x": x, "y": (x > 0.1) ^ (np.arange(40) % 13 == 0)})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    result = conjugp(tmp_path, "fit", "t.parquet", "--target", "y", "--test-size", 0, "--json")
+    assert result.json["classes"] == [False, True] and result.json["scores"] is None
+    conjugp(tmp_path, "predict", "model.conjugp", "t.parquet", "-o", "p.parquet")
+    written = parquet.read_table(tmp_path / "p.parquet")
+    assert written.schema.field("prediction").type == pa.bool_()
+    assert conjugp(tmp_path, "evaluate", "model.conjugp", "t.parquet", "--json").json["trained_on"]
+
+
+def test_a_device_is_not_replaced(folder, no_fit):
+    said = fails(folder, "fit", "wine.csv", "--target", "label", "-o", "/dev/null")
+    assert "device" in said and not commands.Path("/dev/null").is_file()
+
+
 def test_export_refuses(folder):
     assert "must end in .onnx" in fails(folder, "export", "wine.conjugp", "x.pb")
     assert "cut" in fails(folder, "export", "cut.conjugp", "x.onnx", code=3)

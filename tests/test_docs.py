@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import conjugp
-from conjugp import export, kernels, likelihoods, metrics, plotting
+from conjugp import conformal, export, kernels, likelihoods, metrics, plotting
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.md"))
@@ -97,7 +97,10 @@ def test_the_signature_in_the_api_page():
     assert lines == expected
 
 
-@pytest.mark.parametrize("module", [conjugp, kernels, likelihoods, metrics, plotting, export])
+MODULES = [conjugp, kernels, likelihoods, metrics, plotting, conformal, export]
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_the_api_page_has_every_public_name(module):
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     missing = [

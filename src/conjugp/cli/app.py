@@ -201,6 +201,8 @@ def check_output(path: Path, formats: tuple[str, ...] = (), option: str = "--out
     if formats and path.suffix.lower() not in formats:
         raise Refusal(f"{option} must end in {', '.join(formats)}; got {str(path)!r}")
     existed = path.exists()
+    if existed and not path.is_file() and not path.is_dir():
+        raise Refusal(f"{option} {str(path)!r} is a device or pipe; give the path of a file")
     try:
         with path.open("ab"):  # the only sure test, and it leaves a file as it is
             pass

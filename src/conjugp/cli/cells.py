@@ -69,6 +69,11 @@ def numbers(column: NDArray[Any], decimal: str = ".") -> tuple[NDArray[np.float6
         return column.astype(float), np.zeros(len(column), bool)
     if column.dtype.kind in "mM":
         return np.full(len(column), np.nan), np.ones(len(column), bool)
+    if decimal == "." and not any(cell is None or "_" in cell for cell in column):
+        try:
+            return column.astype(float), np.zeros(len(column), bool)
+        except ValueError:
+            pass  # some cells are empty, or no numbers: one by one
     values, bad = np.empty(len(column)), np.zeros(len(column), bool)
     for i, cell in enumerate(column):
         value = None if cell is None else number_in(cell, decimal)

@@ -259,7 +259,7 @@ def _training(clf: Any) -> tuple[str, Any]:
         f"The objective {settled} after {clf.n_iter_} passes over the rows. "
         f"Temperature {clf.temperature_:.3g}, ELBO {clf.elbo_:,.1f} nats. Kernel: {clf.kernel_}."
     )
-    if len(clf.history_) < 2:
+    if len(getattr(clf, "history_", ())) < 2:
         return text, None
     from matplotlib.figure import Figure
 
@@ -278,9 +278,9 @@ def _made(subject: Subject) -> dict[str, Any]:
     lines = [
         ("versions", ", ".join(f"{name} {number}" for name, number in versions.items())),
         ("Python", f"{platform.python_version()} on {platform.system()}"),
-        ("seed", str(origin.get("seed", ""))),
-        ("trained on", f"{origin.get('n_train')} rows of {origin.get('source')}"),
-        ("training table", f"sha256 {origin.get('fingerprint')} of features and labels"),
+        ("seed", str(origin["seed"])),
+        ("trained on", f"{origin['n_train']} rows of {origin['source']}"),
+        ("training table", f"sha256 {origin['fingerprint']} of features and labels"),
     ]
     date = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     return {"versions": versions, "lines": lines, "date": date}

@@ -95,11 +95,11 @@ def labelled_rows(
     rows = Rows.of(table, model.encoding, unseen)
     note_unused(table, model.encoding)
     check_known(rows.y, model.clf.classes_, model.encoding.target)
-    if fingerprint(rows.X, rows.y) != model.origin.get("fingerprint"):
+    if fingerprint(rows.X, rows.y) != model.origin["fingerprint"]:
         return Labelled(rows, rows, None, False)
-    if not model.origin.get("test_size"):
+    if not model.origin["test_size"]:
         return Labelled(rows, rows, rows, True)
-    train, test = split(rows.y, float(model.origin["test_size"]), int(model.origin["seed"]))
+    train, test = split(rows.y, model.origin["test_size"], model.origin["seed"])
     return Labelled(rows.take(test), rows, rows.take(train), False)
 
 

@@ -27,17 +27,15 @@ def info(model: ModelArgument, as_json: Json = False, debug: Debug = False) -> N
     lines: dict[str, Any] = {"file": model.resolve(), "kind": header["kind"]}
     lines["version"] = f"conjugp {header['version']}, file format {header['format']}"
     lines |= {name.replace("_", " "): value for name, value in header["summary"].items()}
-    if KEY in (header.get("extra") or {}):
+    if KEY in header["extra"]:
         encoding, origin = table_part(header)
         lines["target"] = encoding.target
         lines["columns"] = ", ".join(
             c.name if c.kind == "number" else f"{c.name} ({c.kind})" for c in encoding.columns
         )
-        if origin.get("source"):
-            held = f", {origin['n_test']} more held out" if origin.get("n_test") else ""
-            lines["trained on"] = f"{origin['n_train']} rows of {origin['source']}{held}"
-        if origin.get("scores"):
-            lines["scores"] = ", ".join(f"{k} {v:.4g}" for k, v in origin["scores"].items())
+        held = f", {origin['n_test']} more held out" if origin["n_test"] else ""
+        lines["trained on"] = f"{origin['n_train']} rows of {origin['source']}{held}"
+        lines["scores"] = ", ".join(f"{k} {_shown(v)}" for k, v in (origin["scores"] or {}).items())
     params = {k: v for k, v in header["params"].items() if isinstance(v, (str, int, float))}
     lines["settings"] = ", ".join(f"{k}={v!r}" for k, v in params.items())
     width = max(map(len, lines))

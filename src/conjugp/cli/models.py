@@ -12,6 +12,17 @@ from conjugp.cli.encoding import Encoding
 from conjugp.files import FileFormatError
 
 KEY = "table"
+ORIGIN: dict[str, tuple[type, ...]] = {
+    "source": (str,),
+    "fingerprint": (str,),
+    "n_rows": (int,),
+    "n_train": (int,),
+    "n_test": (int,),
+    "test_size": (int, float),
+    "seed": (int,),
+    "command": (str,),
+    "scores": (dict, type(None)),
+}
 
 
 @dataclass(frozen=True)
@@ -20,7 +31,7 @@ class Model:
 
     clf: Any
     encoding: Encoding
-    origin: dict[str, Any]  # of the training rows: source, fingerprint, split, scores
+    origin: dict[str, Any]  # of the training rows, with the keys of ORIGIN
 
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all."""
@@ -39,8 +50,14 @@ def load_model(path: Path, device: str | None = None) -> Model:
 
 def table_part(info: dict[str, Any]) -> tuple[Encoding, dict[str, Any]]:
     """The encoding and the origin in the header of a model file."""
-    part = (info.get("extra") or {}).get(KEY)
+    part = info["extra"].get(KEY)
     part = part if isinstance(part, dict) else {}
     encoding = Encoding.from_json(part.get("encoding"))
     origin = part.get("origin")
-    return encoding, origin if isinstance(origin, dict) else {}
+    if not isinstance(origin, dict) or not all(
+        type(origin.get(name)) in kinds for name, kinds in ORIGIN.items()
+    ):
+        raise FileFormatError("the model's description of its training rows is damaged")
+    if not 0 <= origin["test_size"] <= 0.9 or not 0 <= origin["seed"] < 2**31:
+        raise FileFormatError("the model's description of its training rows is damaged")
+    return encoding, origin

@@ -81,7 +81,8 @@ def predict(
     if output.suffix.lower() in PARQUET:
         need_pyarrow()
     found = load_model(model)
-    rows = read_table(table, delimiter=delimiter, encoding=encoding)
+    skip = tuple(name for name in found.encoding.ignored if name not in keep)
+    rows = read_table(table, delimiter=delimiter, encoding=encoding, skip=skip)
     X = found.encoding.encode(rows, unseen)
     note_unused(rows, found.encoding)
     columns: dict[str, NDArray[Any]] = {name: rows.column(name) for name in keep}

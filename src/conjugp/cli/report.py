@@ -153,5 +153,5 @@ def _of_model(
         skip = model.encoding.ignored
         given = read_table(train, delimiter=delimiter, encoding=encoding, skip=skip)
         learned = Rows.of(given, model.encoding)
-    commands = [model.origin["command"]] if model.origin.get("command") else []
+    commands = [model.origin["command"]]
     return Subject(model, labelled.rows, labelled.all, learned, labelled.seen, commands, table.name)

@@ -19,6 +19,7 @@ CSV, PARQUET, NPZ = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".npz",)
 FORMATS = (*CSV, *PARQUET, *NPZ)
 DELIMITERS = (",", ";", "\t", "|")
 _SNIFFED = 50  # records that choose the delimiter
+_SAMPLE = 2**20  # characters that they may take
 _BLOCK = 10_000  # records turned into columns at a time
 
 
@@ -257,6 +258,7 @@ def _decoded(data: bytes, source: str, encoding: str | None) -> str:
 
 def _sniffed(text: str) -> str:
     """The delimiter that splits the first records into the most cells, equally many in each."""
+    text = text[:_SAMPLE]
     best, most = ",", 1
     for delimiter in DELIMITERS:
         counts = set()

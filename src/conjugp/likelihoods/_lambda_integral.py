@@ -91,8 +91,7 @@ def _entropy(m: Tensor, v: Tensor, level: float) -> Tensor:
     """E[log Σσ] − Σ_k E[p_k log σ_k] (U3)."""
     t = _start(m, level) + torch.arange(64, dtype=m.dtype, device=m.device) * _H
     log_total = torch.exp(-torch.exp(t + level)).sum().expand(len(m)).clone()
-    log_own, left = torch.zeros_like(log_total), torch.ones_like(log_total)
-    mass = torch.zeros_like(log_total)
+    log_own, mass, left = (torch.full_like(log_total, x) for x in (0.0, 0.0, 1.0))
     for i, tile in enumerate(_tiles(m, v, level, logs=True)):
         assert tile.log_share is not None
         log_total -= left * tile.product.sum(-1)
@@ -105,8 +104,9 @@ def _entropy(m: Tensor, v: Tensor, level: float) -> Tensor:
             series = math.exp(-_H) / -math.expm1(-_H)
             sigma = tile.share[..., 0].sum(-1) * -math.expm1(-_H)
             log_total += series * (sigma - torch.exp(t[0] + level))
-    # Probabilities sum to 1 exactly, which counts where latents are in the hundreds.
-    return level + _H * log_total - log_own / mass
+    # The mass is 1 but for the error of the rule, which log_own shares.
+    # A difference of numbers of the size of the means: rounding may leave less than nothing.
+    return (level + _H * log_total - log_own / mass).clamp_min_(0.0)
 
 
 class _Tile(NamedTuple):
