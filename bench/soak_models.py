@@ -229,9 +229,10 @@ def outcome(path: Path, base: Base, same: bool) -> str:
         return f"load raised {type(error).__name__}: {error}"
     try:
         proba = clf.predict_proba(base.rows[:, : clf.n_features_in_])
-    except ValueError:
-        return "loaded" if not same else "predict_proba raised ValueError"
     except BaseException as error:
+        # Other units may be written in a file, and then rows can be too far from those of the fit.
+        if not same and isinstance(error, ValueError) and "overflows" in str(error):
+            return "loaded"
         return f"predict_proba raised {type(error).__name__}: {error}"
     if not np.allclose(proba.sum(1), 1):
         return "probabilities do not sum to 1"

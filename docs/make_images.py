@@ -14,15 +14,23 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits, load_wine
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF
 from sklearn.model_selection import train_test_split
+from sklearn.naive_bayes import GaussianNB
 
 from conjugp import GPClassifier, kernels
-from conjugp.plotting import ReliabilityDisplay
+from conjugp.plotting import (
+    ClassCalibrationDisplay,
+    InducingDisplay,
+    PredictionMapDisplay,
+    RelevanceDisplay,
+    ReliabilityDisplay,
+    TrainingCurveDisplay,
+)
 
 IMAGES = Path(__file__).parent / "images"
 COLORS = ("#2a6fbb", "#e07b39", "#3a9d5d")
@@ -201,10 +209,38 @@ def report() -> None:
         browser.close()
 
 
+def displays() -> None:
+    """The displays of conjugp.plotting (docs/examples/uncertainty.md)."""
+    X, y = pinwheel(300, 0)
+    clf = GPClassifier(n_inducing=25, random_state=0).fit(X, y)
+    figure = Figure(figsize=(14.4, 8.6), layout="constrained")
+    above, below = figure.subplots(2, 3)
+    PredictionMapDisplay.from_estimator(clf, X, y, margin=0.35, ax=above[0])
+    InducingDisplay.from_estimator(clf, X, ax=above[0])
+    PredictionMapDisplay.from_estimator(
+        clf, X, response="latent", colors="rgb", margin=0.35, ax=above[1]
+    )
+    PredictionMapDisplay.from_estimator(clf, X, y, response="epistemic", margin=0.35, ax=above[2])
+    W, wine = load_wine(return_X_y=True, as_frame=True)
+    fitted = GPClassifier(random_state=0).fit(W, wine)
+    RelevanceDisplay.from_estimator(fitted, W, ax=below[0])
+    TrainingCurveDisplay.from_estimator(fitted, ax=below[1])
+    D, digits = load_digits(return_X_y=True)
+    bayes = GaussianNB().fit(D[::4], digits[::4])
+    ClassCalibrationDisplay.from_estimator(
+        bayes, D[1::2], digits[1::2], n_bins=5, max_classes=4, ax=below[2]
+    )
+    titles = ("Probabilities", "Latent functions", "Epistemic part")
+    titles += ("Relevance: Wine", "Training: Wine", "Calibration: digits, naive Bayes")
+    for ax, title in zip((*above, *below), titles, strict=True):
+        ax.set_title(title, loc="left")
+    figure.savefig(IMAGES / "displays.png", dpi=110)
+
+
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
     # The paper's method takes 650 epochs to come to rest; what is left after 100 is small.
     warnings.simplefilter("ignore", ConvergenceWarning)
-    for draw in (overview, uncertainty, paper, report):
+    for draw in (overview, uncertainty, paper, displays, report):
         draw()
         print(f"{draw.__name__}.png")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import conjugp
-from conjugp import kernels, likelihoods, metrics, plotting
+from conjugp import conformal, kernels, likelihoods, metrics, plotting
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.md"))
@@ -92,7 +92,7 @@ def test_the_signature_in_the_api_page():
     assert lines == expected
 
 
-@pytest.mark.parametrize("module", [conjugp, kernels, likelihoods, metrics, plotting])
+@pytest.mark.parametrize("module", [conjugp, kernels, likelihoods, metrics, plotting, conformal])
 def test_the_api_page_has_every_public_name(module):
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     missing = [

@@ -99,7 +99,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         Exponent 1/T on the probabilities. ``"auto"`` finds T on rows the fit has not seen,
         ``None`` leaves the posterior predictive as it is.
     max_epochs : float, default=100
-        Most passes over the data, at least a few with the full batch and at most 10 where the mean
+        Most passes over the data, at least a few with the full batch and at most 20 where the mean
         has its own inducing points; minibatch fits may stop within one.
     tol : float, default=1e-3
         Gain in nats per unit of sample weight below which the ELBO counts as flat.

@@ -121,12 +121,10 @@ class PredictionMapDisplay:
         )
         grid = np.tile(np.median(rows, axis=0), (grid_resolution**2, 1))
         grid[:, i], grid[:, j] = (a.ravel() for a in np.meshgrid(first, second))
-        named = getattr(estimator, "feature_names_in_", None)
-        if named is not None:
-            import pandas
-
-            grid = pandas.DataFrame(grid, columns=named)
-        values = _values(estimator, grid, response)
+        columns = getattr(X, "columns", None)
+        # A frame for an estimator that knows features by name, of the kind that X is.
+        frame = None if columns is None else type(X)(dict(zip(columns, grid.T, strict=True)))
+        values = _values(estimator, grid if frame is None else frame, response)
         shape = (grid_resolution, grid_resolution)
         names = feature_names(estimator, X, rows.shape[1])
         display = cls(
