@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import shutil
+import subprocess
+import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -9,15 +14,23 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits, load_wine
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF
 from sklearn.model_selection import train_test_split
+from sklearn.naive_bayes import GaussianNB
 
 from conjugp import GPClassifier, kernels
-from conjugp.plotting import ReliabilityDisplay
+from conjugp.plotting import (
+    ClassCalibrationDisplay,
+    InducingDisplay,
+    PredictionMapDisplay,
+    RelevanceDisplay,
+    ReliabilityDisplay,
+    TrainingCurveDisplay,
+)
 
 IMAGES = Path(__file__).parent / "images"
 COLORS = ("#2a6fbb", "#e07b39", "#3a9d5d")
@@ -141,10 +154,93 @@ def paper() -> None:
     figure.savefig(IMAGES / "paper.png", dpi=130)
 
 
+def journeys(path: Path) -> None:
+    """A table of made-up journeys, with text, an order and gaps."""
+    rng = np.random.default_rng(0)
+    n = 600
+    size = rng.choice(["none", "bag", "trunk"], n, p=(0.5, 0.3, 0.2))
+    city = rng.choice(["Bergen", "Lisboa", "Turin"], n)
+    far, rain, age = rng.normal(size=(3, n))
+    heavy = np.select([size == "bag", size == "trunk"], [1.0, 2.0], 0.0)
+    merit = np.stack([
+        2.6 * far + heavy - 0.5,
+        0.8 * far + 1.2 * np.sin(2 * rain) + heavy * (city == "Turin"),
+        1.2 - np.abs(far) - 1.6 * rain - heavy,
+        1.0 - 2.2 * far - 0.4 * age - heavy,
+    ])  # fmt: skip
+    mode = np.array(["train", "bus", "bicycle", "on foot"])[
+        (merit + 0.5 * rng.gumbel(size=merit.shape)).argmax(axis=0)
+    ]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["distance_km", "rain_mm", "age", "luggage", "city", "mode"])
+        for i in range(n):
+            years = "" if i % 40 == 7 else f"{40 + 12 * age[i]:.0f}"
+            measured = f"{5 * np.exp(far[i]):.2f}", f"{2 * np.exp(rain[i]):.1f}", years
+            writer.writerow([*measured, size[i], city[i], mode[i]])
+
+
+def report() -> None:
+    """The report of the command line in a real browser (docs/cli.md)."""
+    from playwright.sync_api import sync_playwright
+
+    names = ("chromium", "chromium-browser", "google-chrome")
+    chromium = next(filter(None, map(shutil.which, names)))
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        journeys(Path(folder) / "journeys.csv")
+        options = [
+            "--categorical",
+            "onehot=city",
+            "--categorical",
+            "ordinal=luggage:none<bag<trunk",
+        ]
+        command = ["report", "journeys.csv", "--target", "mode", "--missing", "impute", *options]
+        subprocess.run([sys.executable, "-m", "conjugp", *command], cwd=folder, check=True)
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for path, width, height, scheme in (
+            (IMAGES / "report_desktop.png", 1280, 1100, "dark"),
+            (IMAGES / "report_phone.png", 390, 1500, "light"),
+        ):
+            page = browser.new_page(
+                viewport={"width": width, "height": height}, color_scheme=scheme
+            )
+            page.goto((Path(folder) / "report.html").as_uri())
+            page.screenshot(path=path)
+        browser.close()
+
+
+def displays() -> None:
+    """The displays of conjugp.plotting (docs/examples/uncertainty.md)."""
+    X, y = pinwheel(300, 0)
+    clf = GPClassifier(n_inducing=25, random_state=0).fit(X, y)
+    figure = Figure(figsize=(14.4, 8.6), layout="constrained")
+    above, below = figure.subplots(2, 3)
+    PredictionMapDisplay.from_estimator(clf, X, y, margin=0.35, ax=above[0])
+    InducingDisplay.from_estimator(clf, X, ax=above[0])
+    PredictionMapDisplay.from_estimator(
+        clf, X, response="latent", colors="rgb", margin=0.35, ax=above[1]
+    )
+    PredictionMapDisplay.from_estimator(clf, X, y, response="epistemic", margin=0.35, ax=above[2])
+    W, wine = load_wine(return_X_y=True, as_frame=True)
+    fitted = GPClassifier(random_state=0).fit(W, wine)
+    RelevanceDisplay.from_estimator(fitted, W, ax=below[0])
+    TrainingCurveDisplay.from_estimator(fitted, ax=below[1])
+    D, digits = load_digits(return_X_y=True)
+    bayes = GaussianNB().fit(D[::4], digits[::4])
+    ClassCalibrationDisplay.from_estimator(
+        bayes, D[1::2], digits[1::2], n_bins=5, max_classes=4, ax=below[2]
+    )
+    titles = ("Probabilities", "Latent functions", "Epistemic part")
+    titles += ("Relevance: Wine", "Training: Wine", "Calibration: digits, naive Bayes")
+    for ax, title in zip((*above, *below), titles, strict=True):
+        ax.set_title(title, loc="left")
+    figure.savefig(IMAGES / "displays.png", dpi=110)
+
+
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
     # The paper's method takes 650 epochs to come to rest; what is left after 100 is small.
     warnings.simplefilter("ignore", ConvergenceWarning)
-    for draw in (overview, uncertainty, paper):
+    for draw in (overview, uncertainty, paper, displays, report):
         draw()
         print(f"{draw.__name__}.png")

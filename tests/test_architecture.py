@@ -17,19 +17,12 @@ SOURCE = Path(conjugp.__file__).parent
 # Lowest first. A module may import from its own layer and those below it.
 LAYERS = [
     {
-        "numerics",
-        "parameters",
-        "metrics",
-        "rows",
-        "options",
-        "files",
-        "face",
-        "codec",
-        "checkpoint",
+        *("numerics", "parameters", "metrics", "rows", "options", "files", "face", "codec"),
+        *("checkpoint", "posthoc"),
     },
     {"kernels", "likelihoods", "scaling", "plotting"},
     {"features", "posterior", "covariance", "inducing"},
-    {"inference", "prediction", "calibration"},
+    {"inference", "prediction", "calibration", "conformal"},
     {"training", "ep_training", "model", "decoupled", "joint", "search", "sampling", "sampled"},
     {"plan", "checks", "progress", "chains", "diagnostics"},
     {"fitting", "stream", "costs"},
@@ -42,7 +35,10 @@ LAYER = {module: i for i, layer in enumerate(LAYERS) for module in layer}
 
 # Who may import what from outside; other outside packages are free to all.
 ONLY_IN = {
-    "sklearn": {"classifier", "gibbs", "face", "checks", "options", "saving", "cli"},
+    "sklearn": {
+        *("classifier", "gibbs", "face", "checks", "options", "saving", "cli"),
+        *("posthoc", "calibration", "conformal"),
+    },
     "matplotlib": {"plotting", "cli"},
     "typer": {"cli"},
     "rich": {"cli"},

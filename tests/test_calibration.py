@@ -9,15 +9,25 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression
+from sklearn.naive_bayes import GaussianNB
+from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from conjugp.calibration import (
     LOG_BOUND,
     PRIOR_SD,
     VARIANCE_SCALES,
+    TemperatureScaled,
     fit_calibration,
     fit_temperature,
 )
+from conjugp.metrics import nll
 from conjugp.prediction import apply_temperature, predict_proba
+from faces import fixed, toy
 from problems import LIKELIHOOD
 
 
@@ -116,3 +126,66 @@ def test_the_best_share_of_the_variance_is_taken():
     assert found.temperature == pytest.approx(1.0, abs=0.1)
     alone = fit_calibration(LIKELIHOOD, m, v, y, ones(y))
     assert alone.variance_scale == 1.0 and alone.loss == pytest.approx(found.loss, rel=1e-12)
+
+
+# --- around any classifier -----------------------------------------------------------------------
+
+
+def test_a_temperature_around_a_fitted_classifier():
+    X, y = load_digits(return_X_y=True)
+    names = np.array(list("abcdefghij"))[y]
+    model = GaussianNB().fit(X[::3], names[::3])
+    clf = TemperatureScaled(model).fit(X[1::3], names[1::3])
+    p, q = model.predict_proba(X[2::3]), clf.predict_proba(X[2::3])
+    expected, _ = fit_temperature(
+        torch.tensor(model.predict_proba(X[1::3])), torch.tensor(y[1::3]), ones(y[1::3])
+    )
+    assert clf.estimator_ is model and clf.temperature_ == expected > 1.5
+    assert_allclose(q, apply_temperature(torch.tensor(p).clamp(min=1e-300), expected))
+    assert (q > 0).all()
+    assert_array_equal(clf.predict(X[2::3]), model.predict(X[2::3]))
+    assert nll(names[2::3], q, labels=clf.classes_) < 0.7 * nll(names[2::3], p, labels=clf.classes_)
+    assert clf.score(X[2::3], names[2::3]) == model.score(X[2::3], names[2::3])
+
+
+def test_it_is_what_calibrate_finds():
+    """Of a coupled posterior, whose variance is always whole."""
+    X, y = toy(200, 3)
+    clf = fixed().fit(X[:60], y[:60])
+    around = TemperatureScaled(clf).fit(X[60:], y[60:])
+    proba = around.predict_proba(X)
+    clf.calibrate(X[60:], y[60:])
+    assert around.temperature_ == pytest.approx(clf.temperature_, rel=1e-6)
+    assert_allclose(clf.predict_proba(X), proba, atol=1e-6)
+
+
+def test_weights_and_clones():
+    X, y = load_digits(return_X_y=True)
+    model = GaussianNB().fit(X[::3], y[::3])
+    X, y, w = X[1::3], y[1::3], np.arange(599) % 3
+    weighted = TemperatureScaled(model).fit(X, y, w).temperature_
+    repeated = TemperatureScaled(model).fit(np.repeat(X, w, 0), np.repeat(y, w)).temperature_
+    assert weighted == pytest.approx(repeated, rel=1e-4)
+    frozen = clone(TemperatureScaled(FrozenEstimator(model))).fit(X, y)
+    assert frozen.temperature_ == TemperatureScaled(model).fit(X, y).temperature_
+    fresh = TemperatureScaled(GaussianNB(), random_state=0).fit(X, y, w)
+    assert fresh.estimator_.class_count_.sum() < w.sum()
+    with pytest.raises(ValueError, match="not fitted to"):
+        TemperatureScaled(model).fit(X, y + 1)
+    with pytest.raises(ValueError, match=r"[Nn]egative"):
+        TemperatureScaled(model).fit(X, y, w - 1)
+
+
+# A weight is not a repeated row where the rows held out are drawn at random.
+SPLITS = {
+    "check_sample_weight_equivalence_on_dense_data": "rows are held out at random",
+    "check_sample_weight_equivalence_on_sparse_data": "rows are held out at random",
+}
+
+
+@parametrize_with_checks(
+    [TemperatureScaled(LogisticRegression(), random_state=0)],
+    expected_failed_checks=lambda _: SPLITS,
+)
+def test_scikit_learns_contract(estimator, check):
+    check(estimator)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import conjugp
-from conjugp import kernels, likelihoods, metrics, plotting
+from conjugp import conformal, kernels, likelihoods, metrics, plotting
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.md"))
@@ -73,10 +73,13 @@ def test_every_picture_is_shown_and_drawn_by_a_script():
     assert shown == there == set(re.findall(r'IMAGES / "(\w+)\.png"', text))
 
 
-def test_readme_has_the_two_commands():
+def test_readme_has_the_commands():
     commands = blocks(ROOT / "README.md", "sh")
     assert commands == [
         "pip install -e . && conjugp demo\n",
+        "pip install -e .\n"
+        "conjugp fit wine.csv --target label -o wine.conjugp\n"
+        "conjugp report wine.conjugp wine.csv -o report.html\n",
         'pip install -e ".[test]" && pytest\n',
     ]
 
@@ -94,7 +97,7 @@ def test_the_signature_in_the_api_page():
     assert lines == expected
 
 
-@pytest.mark.parametrize("module", [conjugp, kernels, likelihoods, metrics, plotting])
+@pytest.mark.parametrize("module", [conjugp, kernels, likelihoods, metrics, plotting, conformal])
 def test_the_api_page_has_every_public_name(module):
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     missing = [

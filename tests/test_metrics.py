@@ -14,12 +14,18 @@ from sklearn.metrics import brier_score_loss, log_loss
 
 from conjugp import metrics
 from conjugp.metrics import (
+    bootstrap_band,
     brier,
+    brier_decomposition,
+    chance_band,
+    class_calibration_errors,
+    class_reliability_curves,
     classwise_calibration_error,
     expected_calibration_error,
     maximum_calibration_error,
     nll,
     reliability_curve,
+    sharpness,
 )
 
 ALL = [
@@ -39,8 +45,10 @@ def problem(seed: int, n: int = 200, C: int = 4) -> tuple[np.ndarray, np.ndarray
 
 
 def test_every_metric_is_tested():
-    scalars = {name for name in metrics.__all__ if name != name.title() and "urve" not in name}
-    assert scalars == {metric.__name__ for metric in ALL}
+    functions = {name for name in metrics.__all__ if name[0].islower()}
+    others = {bootstrap_band, brier_decomposition, chance_band, class_calibration_errors}
+    others |= {class_reliability_curves, reliability_curve, sharpness}
+    assert functions == {metric.__name__ for metric in (*ALL, *others)}
 
 
 @pytest.mark.parametrize("C", [2, 3, 10])
@@ -241,3 +249,133 @@ def test_bad_probabilities_and_bins():
                 metric([0, 1], np.eye(2), n_bins=n_bins)
         with pytest.raises(ValueError, match="strategy must be"):
             metric([0, 1], np.eye(2), strategy="quantile")
+
+
+# --- parts of the Brier score, sharpness, classes, bands -----------------------------------
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    n=st.integers(1, 60),
+    C=st.integers(2, 6),
+    n_bins=st.integers(1, 20),
+    strategy=st.sampled_from(["uniform", "adaptive"]),
+    digits=st.sampled_from([1, 2, 16]),
+)
+def test_parts_of_the_brier_score_add_up(seed, n, C, n_bins, strategy, digits):
+    """Murphy's identity for the binned score, which is computed here point by point."""
+    y, p, w = problem(seed, n, C)
+    p = np.round(p, digits) + 1e-3
+    p /= p.sum(1, keepdims=True)
+    given = {"n_bins": n_bins, "strategy": strategy, "labels": range(C), "sample_weight": w + 0.1}
+    parts = brier_decomposition(y, p, **given)
+    share = (w + 0.1) / (w + 0.1).sum()
+    binned = np.empty_like(p)
+    for c in range(C):
+        curve = class_reliability_curves(y, p, **given)[c]
+        # The bin of a point is found by rank: bins are intervals.
+        order = np.argsort(p[:, c], kind="stable")
+        ends = np.cumsum(curve.count) / curve.count.sum()
+        place = np.searchsorted(ends + 1e-9, np.cumsum(share[order]), side="left")
+        binned[order, c] = curve.confidence[np.minimum(place, len(ends) - 1)]
+    score = share @ np.square(binned - np.eye(C)[y]).sum(1)
+    assert parts.reliability - parts.resolution + parts.uncertainty == pytest.approx(
+        score, abs=1e-9
+    )
+    whole = brier(y, p, labels=range(C), sample_weight=w + 0.1)
+    assert score + parts.within_bins == pytest.approx(whole, abs=1e-9)
+    assert parts.reliability >= 0 and parts.resolution >= 0
+
+
+def test_parts_of_known_predictions():
+    y = np.repeat([0, 1, 1, 1], 25)
+    climate = np.tile([0.25, 0.75], (100, 1))
+    assert_allclose(brier_decomposition(y, climate), [0, 0, 2 * 0.1875, 0], atol=1e-12)
+    perfect = np.eye(2)[y]
+    assert_allclose(brier_decomposition(y, perfect), [0, 0.375, 0.375, 0], atol=1e-12)
+    wrong = brier_decomposition(y, perfect[:, ::-1])
+    assert_allclose(wrong, [2, 0.375, 0.375, 0], atol=1e-12)
+
+
+def test_sharpness():
+    assert sharpness(np.full((7, 4), 0.25)) == pytest.approx(0.25)
+    assert sharpness(np.eye(3)) == 1.0
+    p = np.array([[1.0, 0.0], [0.5, 0.5]])
+    assert sharpness(p, sample_weight=[3, 1]) == pytest.approx(0.875)
+    with pytest.raises(ValueError, match="at least one row"):
+        sharpness(np.zeros((0, 3)))
+
+
+def test_errors_of_classes_average_to_the_class_wise_error():
+    y, p, w = problem(3, C=5)
+    given = {"n_bins": 7, "strategy": "adaptive", "sample_weight": w}
+    each = class_calibration_errors(y, p, **given)
+    assert each.shape == (5,)
+    assert each.mean() == pytest.approx(classwise_calibration_error(y, p, **given), rel=1e-14)
+    for c in range(5):
+        two = np.stack([1 - p[:, c], p[:, c]], 1)
+        alone = class_calibration_errors(y == c, two, labels=[False, True], **given)
+        assert alone[1] == pytest.approx(each[c], rel=1e-12)
+    curve = class_reliability_curves(y, p, sample_weight=w)[2]
+    assert curve.count.sum() == pytest.approx(w.sum())
+    assert np.average(curve.accuracy, weights=curve.count) == pytest.approx(w @ (y == 2) / w.sum())
+
+
+def test_a_bootstrap_band_covers_the_truth():
+    """Labels from p^(1/T): the error of a hundred thousand points is the truth."""
+
+    def draw(seed, n):
+        rng = np.random.default_rng(seed)
+        p = rng.dirichlet([0.3] * 4, n)
+        q = p ** (1 / 1.6)
+        q /= q.sum(1, keepdims=True)
+        return (q.cumsum(1) < rng.random((n, 1))).sum(1).clip(max=3), p
+
+    for metric in (expected_calibration_error, nll):
+        truth = metric(*draw(10**6, 100_000), labels=range(4))
+        bands = [
+            bootstrap_band(metric, *draw(s, 1500), labels=range(4), n_resamples=50)
+            for s in range(25)
+        ]
+        held = np.mean([b.low <= truth <= b.high for b in bands])
+        assert 0.85 <= held <= 1.0
+        assert all(b.low <= b.value <= b.high for b in bands) or metric is not nll
+        width = np.mean([b.high - b.low for b in bands])
+        assert width < 6 * np.std([b.value for b in bands])
+
+
+def test_bands_repeat_and_pass_settings_on():
+    y, p, w = problem(1)
+    given = {"sample_weight": w, "n_bins": 5, "strategy": "adaptive", "n_resamples": 20}
+    band = bootstrap_band(expected_calibration_error, y, p, **given)
+    again = bootstrap_band(expected_calibration_error, y, p, **given)
+    assert (
+        band == again != bootstrap_band(expected_calibration_error, y, p, random_state=1, **given)
+    )
+    settings = {"n_bins": 5, "strategy": "adaptive", "sample_weight": w}
+    assert band.value == pytest.approx(expected_calibration_error(y, p, **settings))
+    names = np.array(["a", "b", "c", "d"])[y]
+    assert bootstrap_band(expected_calibration_error, names, p, **given) == band
+    wide = bootstrap_band(expected_calibration_error, y, p, confidence=0.5, **given)
+    assert wide.high - wide.low < band.high - band.low
+
+
+def test_scores_by_chance_are_those_of_calibrated_probabilities():
+    _, p, w = problem(2, n=400)
+    entropy = -(p * np.log(p)).sum(1)
+    by_chance = chance_band(nll, p, sample_weight=w, n_resamples=400)
+    assert by_chance.value == pytest.approx(w @ entropy / w.sum(), abs=0.01)
+    assert chance_band(brier, p).value == pytest.approx(1 - sharpness(p), abs=0.01)
+    y, q = problem(5, n=400)[:2]
+    assert expected_calibration_error(y, q) > chance_band(expected_calibration_error, q).high
+    drawn = (p.cumsum(1) < np.random.default_rng(7).random((400, 1))).sum(1)
+    assert expected_calibration_error(drawn, p) < chance_band(expected_calibration_error, p).high
+
+
+@pytest.mark.parametrize("bad", [{"n_resamples": 0}, {"n_resamples": 1.5}, {"confidence": 1.0}])
+def test_bad_settings_of_bands_are_named(bad):
+    y, p, _ = problem(0)
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        bootstrap_band(nll, y, p, **bad)
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        chance_band(nll, p, **bad)

@@ -26,8 +26,9 @@ from conjugp.checks import (
     check_training_data,
     check_weight,
 )
+from conjugp.covariance import NONE
 from conjugp.ep_training import EPTrainer
-from conjugp.face import ProbabilisticClassifier
+from conjugp.face import Predictive, ProbabilisticClassifier, entropy
 from conjugp.files import check_path
 from conjugp.fitting import Fitted, Fitter, variance_scales
 from conjugp.kernels import Kernel
@@ -98,7 +99,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         Exponent 1/T on the probabilities. ``"auto"`` finds T on rows the fit has not seen,
         ``None`` leaves the posterior predictive as it is.
     max_epochs : float, default=100
-        Most passes over the data, at least a few with the full batch and at most 10 where the mean
+        Most passes over the data, at least a few with the full batch and at most 20 where the mean
         has its own inducing points; minibatch fits may stop within one.
     tol : float, default=1e-3
         Gain in nats per unit of sample weight below which the ELBO counts as flat.
@@ -455,6 +456,22 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         )
         p = apply_temperature(p, self.temperature_).cpu().numpy()
         return p / p.sum(axis=1, keepdims=True)
+
+    def _is_calibrated(self) -> bool:
+        """Whether probabilities are other than the posterior predictive."""
+        return (self.temperature_, self.variance_scale_) != (1.0, 1.0)
+
+    def _predictive(self, X: Tensor) -> Predictive:
+        """The posterior predictive, with the whole variance, of rows in working units."""
+        model = self._fitted.model
+        m, v = model.latent(X)
+        if model.S.family == NONE:
+            p = model.likelihood.prob(m.double()).cpu().numpy()
+            return Predictive(p, entropy(p))
+        expected = model.likelihood.expected_entropy(m, v)
+        return Predictive(
+            predict_proba(model.likelihood, m, v).cpu().numpy(), expected.cpu().numpy()
+        )
 
     def predict_latent(self, X: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Mean and variance of the latent functions under the posterior.

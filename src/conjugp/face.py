@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,6 +12,33 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import Tensor
 
 CHUNK_ELEMENTS = 2**20  # rows times classes at a time
+# Entropies below it are too small to be divided: the integrals have six or seven digits.
+SMALL_ENTROPY = 1e-5
+
+
+class Uncertainty(NamedTuple):
+    """What is uncertain about the label of every row, in nats, and why; total is their sum.
+
+    Attributes
+    ----------
+    total : ndarray of shape (n_samples,)
+        Entropy of the predicted probabilities.
+    aleatoric : ndarray of shape (n_samples,)
+        What would be left if the latent functions were known.
+    epistemic : ndarray of shape (n_samples,)
+        What knowing them would take away: the mutual information of label and latent functions.
+    """
+
+    total: NDArray[np.float64]
+    aleatoric: NDArray[np.float64]
+    epistemic: NDArray[np.float64]
+
+
+class Predictive(NamedTuple):
+    """Some rows under the posterior: their probabilities and E[H[p(y | f)]]."""
+
+    proba: NDArray[np.float64]  # (n, C)
+    expected_entropy: NDArray[np.float64]  # (n,)
 
 
 class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
@@ -26,6 +53,14 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
     def _proba(self, X: Tensor) -> NDArray[np.float64]:
         """Probabilities of rows in working units."""
         raise NotImplementedError
+
+    def _predictive(self, X: Tensor) -> Predictive:
+        """The posterior predictive, not calibrated, of rows in working units."""
+        raise NotImplementedError
+
+    def _is_calibrated(self) -> bool:
+        """Whether probabilities are other than the posterior predictive."""
+        return False
 
     def _chunks(self, X: Tensor) -> Iterator[tuple[slice, NDArray[np.float64]]]:
         """Some rows and their probabilities at a time, so many that memory is bounded."""
@@ -116,6 +151,40 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         """
         return np.log(np.maximum(self.predict_proba(X), np.finfo(np.float64).tiny))
 
+    def predict_uncertainty(self, X: ArrayLike, *, calibrated: bool = True) -> Uncertainty:
+        """How uncertain the label of every row is, and how much of that more data could mend.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Rows to predict.
+        calibrated : bool, default=True
+            Whether the total is the entropy of ``predict_proba``, divided in the proportion that
+            the posterior has; or that of the posterior predictive itself, without temperature and
+            with the whole latent variance, where the epistemic part is exactly the mutual
+            information. Without a temperature both are the same.
+
+        Returns
+        -------
+        uncertainty : Uncertainty
+            ``total``, ``aleatoric`` and ``epistemic``, each of shape (n_samples,), in nats.
+        """
+        rows = self._inputs(X)
+        out = Uncertainty(*np.zeros((3, len(rows))))
+        size = max(1, CHUNK_ELEMENTS // len(self.classes_))
+        for i in range(0, len(rows), size):
+            part = slice(i, i + size)
+            p, expected = self._predictive(rows[part])
+            total = entropy(p)
+            epistemic = np.clip(total - expected, 0.0, total)
+            if calibrated and self._is_calibrated():
+                share = epistemic / np.maximum(total, SMALL_ENTROPY)
+                total = entropy(self._proba(rows[part]))
+                epistemic = share * total
+            out.total[part], out.epistemic[part] = total, epistemic
+            out.aleatoric[part] = total - epistemic
+        return out
+
     def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
         """Log-probabilities, or with two classes the log-odds of the second.
 
@@ -130,6 +199,11 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         """
         log_p = self.predict_log_proba(X)
         return log_p[:, 1] - log_p[:, 0] if log_p.shape[1] == 2 else log_p
+
+
+def entropy(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of every row of probabilities, in nats: (n, C) -> (n,)."""
+    return np.maximum(-(p * np.log(np.maximum(p, np.finfo(np.float64).tiny))).sum(axis=1), 0.0)
 
 
 def _largest(p: NDArray[np.float64], k: int) -> NDArray[np.intp]:

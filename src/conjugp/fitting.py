@@ -464,6 +464,8 @@ class Fitter:
     def _mean_epochs(self, n: int) -> int:
         """Passes over n rows in which the mean is fitted."""
         n_epochs = 10 if n < 100_000 else 6
+        # Classes of few rows would otherwise be in few steps.
+        n_epochs = max(n_epochs, min(20, 160 * self.data.n_classes // n))
         # A few hundred steps, however large the batch.
         return max(n_epochs, 300 * (self.plan.batch_size or 0) // n)
 

@@ -36,7 +36,7 @@ from conjugp.diagnostics import (
     to_arviz,
     worst_traces,
 )
-from conjugp.face import ProbabilisticClassifier
+from conjugp.face import Predictive, ProbabilisticClassifier
 from conjugp.files import check_path
 from conjugp.fitting import median_distance
 from conjugp.inference.gibbs import AUGMENTATIONS, Observations
@@ -457,6 +457,11 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         """The posterior predictive, averaged over the draws, of rows in working units."""
         p = self._fitted_model().proba(X).numpy()
         return p / p.sum(axis=1, keepdims=True)
+
+    def _predictive(self, X: Tensor) -> Predictive:
+        """Probabilities and entropies, averaged over the draws, of rows in working units."""
+        p, expected = self._fitted_model().proba_and_entropy(X)
+        return Predictive(p.numpy(), expected.numpy())
 
     def predict_latent(self, X: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Posterior mean and variance of the latent functions.

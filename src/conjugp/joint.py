@@ -17,6 +17,7 @@ from conjugp.covariance import from_precision, kl, precision, quadratic, to_prec
 from conjugp.decoupled import MeanSettings
 from conjugp.features import basis
 from conjugp.inference.adam import Adam
+from conjugp.inference.classes import near_classes
 from conjugp.inference.mean import ClassStep, Mean, MeanData, Slopes, Step
 from conjugp.kernels import Kernel
 from conjugp.model import Model
@@ -52,12 +53,13 @@ class Joint:
         self.mean = Mean(model.w.clone(), model.mean.clone())
         cfg, n = settings.mean, len(data.y)
         self.total, self.starts = data.total, torch.arange(0, n, cfg.batch_size)
-        rows = MeanData(_no_rows, None, data.y, data.weight, None)
+        sampled = cfg.class_batch is not None and cfg.class_batch < data.n_classes
+        near = near_classes(self.kernel, data.X, data.y, data.n_classes) if sampled else None
+        rows = MeanData(_no_rows, None, data.y, data.weight, None, near)
         scale = len(self.starts) / self.total
         whole = Step(
             self.mean, rows, cfg.likelihood, cfg.bound, cfg.learn_mean, scale, 1 / self.total
         )
-        sampled = cfg.class_batch is not None and cfg.class_batch < data.n_classes
         self._take = ClassStep(whole, cfg.class_batch or 0, generator) if sampled else whole
         self.P = to_precision(self.S)
         self._adam = Adam([self.theta.detach()], beta2=0.99)

@@ -1,24 +1,34 @@
-"""How good probabilities are: log loss, Brier score and calibration errors.
+"""How good probabilities are: log loss, Brier score and its parts, calibration errors, sharpness.
 
-All functions take true labels of any kind and an (n, C) array of probabilities, one column per
-class, the columns in the order of `labels`: pass ``labels=estimator.classes_``. Lower is better.
+All functions but `sharpness` take true labels of any kind and an (n, C) array of probabilities,
+one column per class, the columns in the order of `labels`: pass ``labels=estimator.classes_``.
+Scores and errors are better the lower they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 __all__ = [
+    "Band",
+    "BrierDecomposition",
     "ReliabilityCurve",
+    "bootstrap_band",
     "brier",
+    "brier_decomposition",
+    "chance_band",
+    "class_calibration_errors",
+    "class_reliability_curves",
     "classwise_calibration_error",
     "expected_calibration_error",
     "maximum_calibration_error",
     "nll",
     "reliability_curve",
+    "sharpness",
 ]
 
 Strategy = Literal["uniform", "adaptive"]
@@ -39,6 +49,35 @@ class ReliabilityCurve(NamedTuple):
     confidence: Floats
     accuracy: Floats
     count: Floats
+
+
+class BrierDecomposition(NamedTuple):
+    """The Brier score in parts: reliability − resolution + uncertainty + within_bins.
+
+    Attributes
+    ----------
+    reliability : float
+        Mean squared distance of a bin's probability from its frequency: 0 if calibrated.
+    resolution : float
+        Mean squared distance of a bin's frequency from that of all points; the more the better.
+    uncertainty : float
+        The score of predicting the frequencies of the classes for every point.
+    within_bins : float
+        What replacing probabilities by their means over bins has changed.
+    """
+
+    reliability: float
+    resolution: float
+    uncertainty: float
+    within_bins: float
+
+
+class Band(NamedTuple):
+    """A score, and a band that holds it with a certain confidence."""
+
+    value: float
+    low: float
+    high: float
 
 
 def nll(
@@ -85,6 +124,128 @@ def brier(
     return float(weight @ np.square(p - np.eye(p.shape[1])[codes]).sum(axis=1))
 
 
+def brier_decomposition(
+    y_true: ArrayLike,
+    proba: ArrayLike,
+    *,
+    n_bins: int = 15,
+    strategy: Strategy = "uniform",
+    labels: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+) -> BrierDecomposition:
+    """Parts of the Brier score, over bins of the probability of each class (Murphy 1973).
+
+    The first three are exactly the score of probabilities that are replaced by their means over
+    bins, and with the fourth they are :func:`brier`. Parameters are those of
+    :func:`reliability_curve`.
+    """
+    codes, p, weight = _checked(y_true, proba, labels, sample_weight)
+    reliability = resolution = uncertainty = binned = 0.0
+    for c, p_c in enumerate(p.T):
+        bins = _bins(p_c, weight, n_bins, strategy)
+        mean, frequency, share = _curve(p_c, codes == c, weight, bins)
+        of_all = weight @ (codes == c)
+        reliability += share @ np.square(mean - frequency)
+        resolution += share @ np.square(frequency - of_all)
+        uncertainty += of_all * (1.0 - of_all)
+        binned += share @ (np.square(mean - frequency) + frequency * (1.0 - frequency))
+    score = weight @ np.square(p - np.eye(p.shape[1])[codes]).sum(axis=1)
+    return BrierDecomposition(
+        float(reliability), float(resolution), float(uncertainty), float(score - binned)
+    )
+
+
+def sharpness(proba: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
+    """Mean of Σ_c p_c²: from 1/C where all classes are even to 1 where one is certain.
+
+    It knows no labels. Of two calibrated classifiers the sharper is the better one: calibrated
+    probabilities have a Brier score of one minus their sharpness.
+    """
+    p = _probabilities(proba)
+    return float(_weights(sample_weight, len(p)) @ np.square(p).sum(axis=1))
+
+
+def bootstrap_band(
+    metric: Callable[..., float],
+    y_true: ArrayLike,
+    proba: ArrayLike,
+    *,
+    n_resamples: int = 200,
+    confidence: float = 0.95,
+    random_state: int | None = 0,
+    labels: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+    **settings: Any,
+) -> Band:
+    """A score with a band for how much it depends on which points happened to be there.
+
+    Points are drawn anew, with replacement. A calibration error is biased upwards, because noise
+    adds to |accuracy − confidence|, and a resampled one is so once more. Both are taken off: the
+    ends of the band are as far from the score as the resampled ones are from it, on the other
+    side (the basic bootstrap), and never below 0. Where the true error is near 0 the band is still
+    too high: compare the score with :func:`chance_band`, which is what calibrated probabilities
+    would get.
+
+    Parameters
+    ----------
+    metric : callable
+        One of the functions of this module that give a number, as
+        :func:`expected_calibration_error`.
+    y_true, proba, labels, sample_weight
+        As in :func:`nll`.
+    n_resamples : int, default=200
+        How often points are drawn.
+    confidence : float, default=0.95
+        Share of the resampled scores that the band holds.
+    random_state : int or None, default=0
+        Seed of the draws.
+    **settings
+        Passed on to the metric, as ``n_bins`` and ``strategy``.
+    """
+    _positive("n_resamples", n_resamples)
+    _share("confidence", confidence)
+    codes, p, weight = _checked(y_true, proba, labels, sample_weight)
+    settings["labels"] = range(p.shape[1])
+    value = metric(codes, p, sample_weight=weight, **settings)
+    rng, n = np.random.default_rng(random_state), len(codes)
+    found = []
+    while len(found) < n_resamples:
+        drawn = weight * rng.multinomial(n, np.full(n, 1.0 / n))
+        if drawn.sum() > 0:  # weights of 0 may be all there is
+            found.append(metric(codes, p, sample_weight=drawn, **settings))
+    low, high = np.quantile(found, [0.5 - 0.5 * confidence, 0.5 + 0.5 * confidence])
+    return Band(value, max(0.0, float(2 * value - high)), max(0.0, float(2 * value - low)))
+
+
+def chance_band(
+    metric: Callable[..., float],
+    proba: ArrayLike,
+    *,
+    n_resamples: int = 200,
+    confidence: float = 0.95,
+    random_state: int | None = 0,
+    sample_weight: ArrayLike | None = None,
+    **settings: Any,
+) -> Band:
+    """The score that these probabilities would have if labels were drawn from them.
+
+    A calibration error below ``high`` may be chance. ``value`` is the mean over draws; the other
+    parameters are those of :func:`bootstrap_band`.
+    """
+    _positive("n_resamples", n_resamples)
+    _share("confidence", confidence)
+    p = _probabilities(proba)
+    settings |= {"labels": range(p.shape[1]), "sample_weight": sample_weight}
+    rng, levels = np.random.default_rng(random_state), p.cumsum(axis=1)
+    levels /= levels[:, -1:]
+    found = []
+    for _ in range(n_resamples):
+        drawn = (levels <= rng.random((len(p), 1))).sum(axis=1)
+        found.append(metric(drawn, p, **settings))
+    low, high = np.quantile(found, [0.5 - 0.5 * confidence, 0.5 + 0.5 * confidence])
+    return Band(float(np.mean(found)), float(low), float(high))
+
+
 def reliability_curve(
     y_true: ArrayLike,
     proba: ArrayLike,
@@ -110,8 +271,7 @@ def reliability_curve(
     correct = p.argmax(axis=1) == codes
     bins = _bins(p.max(axis=1), weight, n_bins, strategy)
     curve = _curve(p.max(axis=1), correct, weight, bins)
-    total = len(codes) if sample_weight is None else np.sum(np.asarray(sample_weight, float))
-    return curve._replace(count=curve.count * total)
+    return curve._replace(count=curve.count * _total(len(codes), sample_weight))
 
 
 def expected_calibration_error(
@@ -177,18 +337,81 @@ def classwise_calibration_error(
     Unlike :func:`expected_calibration_error` it sees every probability, not only the largest.
     Parameters are those of :func:`reliability_curve`.
     """
+    errors = class_calibration_errors(
+        y_true,
+        proba,
+        n_bins=n_bins,
+        strategy=strategy,
+        labels=labels,
+        sample_weight=sample_weight,
+    )
+    return float(np.mean(errors))
+
+
+def class_calibration_errors(
+    y_true: ArrayLike,
+    proba: ArrayLike,
+    *,
+    n_bins: int = 15,
+    strategy: Strategy = "uniform",
+    labels: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+) -> Floats:
+    """|frequency − probability| of each class, over bins of its probability: (C,).
+
+    Parameters are those of :func:`reliability_curve`.
+    """
+    curves = class_reliability_curves(
+        y_true,
+        proba,
+        n_bins=n_bins,
+        strategy=strategy,
+        labels=labels,
+        sample_weight=sample_weight,
+    )
+    return np.array([_mean_gap(curve) for curve in curves])
+
+
+def class_reliability_curves(
+    y_true: ArrayLike,
+    proba: ArrayLike,
+    *,
+    n_bins: int = 15,
+    strategy: Strategy = "uniform",
+    labels: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+) -> list[ReliabilityCurve]:
+    """Frequency of each class against its probability, in bins of it, in the order of `labels`.
+
+    ``confidence`` is the mean probability and ``accuracy`` the frequency of the class. Parameters
+    are those of :func:`reliability_curve`.
+    """
     codes, p, weight = _checked(y_true, proba, labels, sample_weight)
-    gaps = []
+    total = _total(len(codes), sample_weight)
+    curves = []
     for c, p_c in enumerate(p.T):
-        bins = _bins(p_c, weight, n_bins, strategy)
-        gaps.append(_mean_gap(_curve(p_c, codes == c, weight, bins)))
-    return float(np.mean(gaps))
+        curve = _curve(p_c, codes == c, weight, _bins(p_c, weight, n_bins, strategy))
+        curves.append(curve._replace(count=curve.count * total))
+    return curves
+
+
+def _total(n: int, sample_weight: ArrayLike | None) -> float:
+    return float(n if sample_weight is None else np.sum(np.asarray(sample_weight, float)))
+
+
+def _positive(name: str, value: Any) -> None:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+
+
+def _share(name: str, value: float) -> None:
+    if not 0.0 < value < 1.0:
+        raise ValueError(f"{name} must be between 0 and 1, got {value!r}")
 
 
 def _bins(confidence: Floats, weight: Floats, n_bins: int, strategy: Strategy) -> NDArray[np.intp]:
     """The bin of each point, 0 to n_bins − 1: (n,)."""
-    if not isinstance(n_bins, int | np.integer) or isinstance(n_bins, bool) or n_bins < 1:
-        raise ValueError(f"n_bins must be a positive integer, got {n_bins!r}")
+    _positive("n_bins", n_bins)
     if strategy == "uniform":
         edges = np.arange(1, n_bins) / n_bins
         return np.searchsorted(edges, confidence, side="left")
@@ -239,6 +462,8 @@ def _probabilities(proba: ArrayLike) -> Floats:
         p = given.astype(np.float64)
     except (TypeError, ValueError):
         raise TypeError(f"proba must hold numbers, got dtype {given.dtype}") from None
+    if not len(p):
+        raise ValueError("proba must have at least one row")
     if not np.isfinite(p).all():
         raise ValueError("proba contains NaN or infinity")
     if (p < 0).any():

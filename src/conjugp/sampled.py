@@ -124,16 +124,28 @@ class SampledModel:
         Pairs of opposite latent values for every draw of the chains, the same pairs for all rows,
         so that a row's answer does not depend on which others are asked for.
         """
+        return self._averages(X, entropies=False)[0]
+
+    @torch.no_grad()
+    def proba_and_entropy(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """E[p(y | f)], (n, C), and E[H[p(y | f)]], (n,), from the same latent values (U2)."""
+        return self._averages(X, entropies=True)
+
+    def _averages(self, X: Tensor, entropies: bool) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(self.seed)
         S, C = self.n_draws, self.n_classes
         noise = torch.randn(math.ceil(_NOISE / S), S, C, generator=generator, dtype=torch.float64)
-        p = X.new_zeros(len(X), C)
-        for rows, draws, m, v in self.given_draws(X, n_copies=3):
+        p, H = X.new_zeros(len(X), C), X.new_zeros(len(X))
+        for rows, draws, m, v in self.given_draws(X, n_copies=4 if entropies else 3):
             sd = v.sqrt().unsqueeze(1)
             for z in noise[:, draws]:
                 for f in (m + sd * z, m - sd * z):
-                    p[rows] += self.likelihood.prob(f).sum(1)
-        return p / p.sum(1, keepdim=True)
+                    each = self.likelihood.prob(f)
+                    p[rows] += each.sum(1)
+                    if entropies:
+                        H[rows] += torch.special.entr(each).sum((1, 2))
+        total = p.sum(1, keepdim=True)
+        return p / total, H / total[:, 0]
 
     @torch.no_grad()
     def latent(self, X: Tensor) -> tuple[Tensor, Tensor]:

@@ -446,6 +446,7 @@ class Trainer:
         self._kl = torch.cat([class_kl(q) for q in self._all_moments()])
         self._touched = torch.zeros(data.n_classes, device=data.y.device)
         self._by_class = classes.RowsByClass(data.y, data.n_classes)
+        self._near = classes.near_classes(s.kernels[0], data.X, data.y, data.n_classes)
         with torch.no_grad():
             variance = float(s.kernels[0].diag(data.X[:_GAP_ROWS]).mean())
         assert isinstance(cfg.likelihood, LogisticSoftmax)
@@ -466,7 +467,9 @@ class Trainer:
         """
         s, cfg, data, like = self.state, self.settings, self.data, self.settings.likelihood
         assert isinstance(like, LogisticSoftmax) and self._n_others is not None
-        drawn = classes.draw_classes(part.y, data.n_classes, self._n_others, self.generator)
+        drawn = classes.draw_classes(
+            part.y, data.n_classes, self._n_others, self.generator, self._near
+        )
         own_rows = self._by_class.draw(drawn.index, _OWN_ROWS, self.generator)
         stands = classes.balance(drawn, self._by_class, _OWN_ROWS)
         new = Posterior(s.q.h[drawn.index], s.q.P[drawn.index])

@@ -54,6 +54,7 @@ class MeanData(NamedTuple):
     y: Tensor  # (N,)
     weight: Tensor  # (N,)
     variance: Tensor | None  # (N, C) or, the same for all classes, (N, 1); None for zero
+    near: Tensor | None = None  # (C, R), classes like each other, for class batches
 
 
 def fit_mean(
@@ -258,7 +259,8 @@ class ClassStep:
         whole = self.whole
         data, (w, mean) = whole.data, whole.here[:2]
         row_weight = data.weight[rows].unsqueeze(1)
-        drawn = draw_classes(data.y[rows], len(mean), self.n_others, self.generator)
+        y = data.y[rows]
+        drawn = draw_classes(y, len(mean), self.n_others, self.generator, data.near)
         weight, w_here = drawn.weight.to(w), self.adam_w.look(drawn.index, rate)
         mean_here = self.adam_mean.look(drawn.index, _MEAN_RATE * rate)
         m = torch.addmm(mean_here, K, whole.unwhitened(w_here).T)

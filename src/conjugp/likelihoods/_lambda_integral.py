@@ -4,17 +4,20 @@ p_k = ∫₀^∞ E[σ_k e^{−λσ_k}] ∏_{c≠k} E[e^{−λσ_c}] dλ, the tra
 inner expectation is again a trapezoid rule, in f, with nodes where e^{−λσ(f)} falls from 1 to
 e^−λ. Those nodes do not depend on the row, so for v ≥ ¼ all inner expectations of a stretch of t
 are two matrix products; narrow Gaussians use standardised nodes instead. Stretches follow one
-another until ∏E[e^{−λσ}], which is the probability mass still to come, has vanished.
+another until ∏E[e^{−λσ}], which is the probability mass still to come, has vanished. The expected
+entropy of p(· | f) is an integral of the same kind (U3).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["lambda_integral", "shifted", "softmax_integral"]
+__all__ = ["lambda_entropy", "lambda_integral", "shifted", "softmax_entropy", "softmax_integral"]
 
 _H = 0.5  # step in t and in f: both rules err by about exp(−π²/h) = 3e-9
 _TILE = 32  # values of t at a time
@@ -31,16 +34,25 @@ _ELEMENTS = 2048  # (row, class) pairs at a time
 @torch.no_grad()
 def lambda_integral(m: Tensor, v: Tensor) -> Tensor:
     """E[σ_k / Σσ] for f ~ N(m, v): (B, C) -> (B, C), float64, rows sum to 1 (P1)."""
-    v = v.detach().double().clamp_max(_LARGEST)
-    return _in_chunks(shifted(m, v, False), v, -10.0 - math.log(m.shape[-1]))
+    return _in_chunks(_probabilities, m, v, softmax=False)
 
 
 @torch.no_grad()
 def softmax_integral(m: Tensor, v: Tensor) -> Tensor:
     """E[e^f_k / Σe^f] for f ~ N(m, v): latents so low that σ(f) = e^f, as (M2) has it (L4)."""
-    v = v.detach().double().clamp_max(_LARGEST)
-    # Below λ = e^−SOFT/C nothing has happened yet.
-    return _in_chunks(shifted(m, v, True), v, -10.0 - math.log(m.shape[-1]) - _SOFT)
+    return _in_chunks(_probabilities, m, v, softmax=True)
+
+
+@torch.no_grad()
+def lambda_entropy(m: Tensor, v: Tensor) -> Tensor:
+    """E[H[p(· | f)]], p_k = σ_k/Σσ and f ~ N(m, v): (B, C) -> (B,), nats, float64 (U3)."""
+    return _in_chunks(_entropy, m, v, softmax=False)
+
+
+@torch.no_grad()
+def softmax_entropy(m: Tensor, v: Tensor) -> Tensor:
+    """The same for p_k = e^f_k/Σe^f (L4, U3)."""
+    return _in_chunks(_entropy, m, v, softmax=True)
 
 
 def shifted(m: Tensor, v: Tensor, softmax: bool) -> Tensor:
@@ -53,48 +65,87 @@ def shifted(m: Tensor, v: Tensor, softmax: bool) -> Tensor:
     return m + (shift if softmax else shift.clamp_min(0.0))
 
 
-def _in_chunks(m: Tensor, v: Tensor, start: float) -> Tensor:
-    """Rows alike go together; the rule in t = log λ begins at `start`."""
-    # Where the product of F vanishes, roughly.
+def _in_chunks(
+    of: Callable[[Tensor, Tensor, float], Tensor], m: Tensor, v: Tensor, softmax: bool
+) -> Tensor:
+    """`of` means, variances and the lowest log Σσ that matters, for some rows at a time."""
+    v = v.detach().double().clamp_max(_LARGEST)
+    m = shifted(m, v, softmax)
+    # Rows alike go together: where the product of F vanishes, roughly.
     order = torch.argsort((m - 5.0 * v.sqrt()).clamp_max(0.0).amax(-1))
-    p = torch.empty_like(m)
     rows = max(1, _ELEMENTS // m.shape[-1])
-    for k in range(0, len(order), rows):
-        i = order[k : k + rows]
-        p[i] = _chunk(m[i], v[i], start)
-    return p
+    found = torch.cat([of(m[i], v[i], _SOFT if softmax else 0.0) for i in order.split(rows)])
+    return torch.empty_like(found).index_copy_(0, order, found)
 
 
-def _chunk(m: Tensor, v: Tensor, start: float) -> Tensor:
+def _probabilities(m: Tensor, v: Tensor, level: float) -> Tensor:
     p = torch.zeros_like(m)
-    wide = v.reshape(-1) >= _NARROW
-    parts = [_Wide(m, v, wide), _Narrow(m, v, ~wide)]
-    steps = torch.arange(_TILE, dtype=m.dtype, device=m.device) * _H
-    F = m.new_empty(m.numel(), _TILE)
-    G = torch.empty_like(F)
-    first = True
-    while True:
-        t = start + steps
-        for part in parts:
-            part.fill(t, F, G)
-        log_f = torch.log(F.clamp_min_(1e-290)).view(*m.shape, _TILE)
-        product = torch.exp(log_f.sum(-2, keepdim=True))
-        share = torch.div(G, F).view(*m.shape, _TILE).mul_(product)
-        if first:
-            # The stretch below the first t is a geometric series: λG is λE[σ] there.
-            share[..., 0] /= -math.expm1(-_H)
-            first = False
-        p += share.sum(-1)
-        # Written so that NaN, which is the caller's, ends the loop.
-        if not bool((product[..., -1] > _DONE).any()):
-            break
-        start += _TILE * _H
+    for tile in _tiles(m, v, level):
+        p += tile.share.sum(-1)
     p.clamp_min_(torch.finfo(p.dtype).tiny)
     return p / p.sum(-1, keepdim=True)
 
 
+def _entropy(m: Tensor, v: Tensor, level: float) -> Tensor:
+    """E[log Σσ] − Σ_k E[p_k log σ_k] (U3)."""
+    t = _start(m, level) + torch.arange(64, dtype=m.dtype, device=m.device) * _H
+    log_total = torch.exp(-torch.exp(t + level)).sum().expand(len(m)).clone()
+    log_own, left = torch.zeros_like(log_total), torch.ones_like(log_total)
+    for i, tile in enumerate(_tiles(m, v, level, logs=True)):
+        assert tile.log_share is not None
+        log_total -= left * tile.product.sum(-1)
+        log_own += left * tile.log_share.sum((-2, -1))
+        # A row comes to its own end, whichever others are asked for.
+        left = left * (tile.product[:, -1] > _DONE)
+        if i == 0:
+            # Below the first t the integrand is λ(Σ E[σ] − e^level).
+            series = math.exp(-_H) / -math.expm1(-_H)
+            sigma = tile.share[..., 0].sum(-1) * -math.expm1(-_H)
+            log_total += series * (sigma - torch.exp(t[0] + level))
+    return level + _H * (log_total - log_own)
+
+
+class _Tile(NamedTuple):
+    """A stretch of t: ∏F (n, T), and the integrands of p_k and E[p_k log σ_k], (n, C, T)."""
+
+    product: Tensor
+    share: Tensor
+    log_share: Tensor | None
+
+
+def _start(m: Tensor, level: float) -> float:
+    """Where the rule in t = log λ begins: before it Σσ, which e^level·C bounds, does nothing."""
+    return -10.0 - math.log(m.shape[-1]) - level
+
+
+def _tiles(m: Tensor, v: Tensor, level: float, logs: bool = False) -> Iterator[_Tile]:
+    """Stretches of t until nothing is left to come; `logs` asks for the third integrand."""
+    wide = v.reshape(-1) >= _NARROW
+    parts = [_Wide(m, v, wide), _Narrow(m, v, ~wide)]
+    steps = torch.arange(_TILE, dtype=m.dtype, device=m.device) * _H
+    F = m.new_empty(m.numel(), _TILE)
+    inner = [torch.empty_like(F) for _ in range(2 if logs else 1)]
+    start, first = _start(m, level), True
+    while True:
+        for part in parts:
+            part.fill(start + steps, F, *inner)
+        log_f = torch.log(F.clamp_min_(1e-290)).view(*m.shape, _TILE)
+        product = torch.exp(log_f.sum(-2))
+        shares = [torch.div(G, F).view(*m.shape, _TILE).mul_(product[:, None]) for G in inner]
+        if first:
+            # The stretch below the first t is a geometric series: λG is λE[σ] there.
+            for share in shares:
+                share[..., 0] /= -math.expm1(-_H)
+            first = False
+        yield _Tile(product, shares[0], shares[1] if logs else None)
+        # Written so that NaN, which is the caller's, ends the loop.
+        if not bool((product[..., -1] > _DONE).any()):
+            return
+        start += _TILE * _H
+
+
 class _Wide:
-    """F = E[e^{−λσ}] and λG = E[λσ e^{−λσ}] for v ≥ ¼ (P2)."""
+    """F = E[e^{−λσ}], λG = E[λσ e^{−λσ}] and λE[σ log σ e^{−λσ}] for v ≥ ¼ (P2, U3)."""
 
     def __init__(self, m: Tensor, v: Tensor, mask: Tensor) -> None:
         self.index = None if bool(mask.all()) else mask.nonzero().squeeze(1)
@@ -104,14 +155,15 @@ class _Wide:
         self.height = self.inverse_sd / math.sqrt(2.0 * math.pi)
         self.step = torch.special.ndtr(self.m / torch.sqrt(self.v + _STEP**2))
 
-    def fill(self, t: Tensor, F: Tensor, G: Tensor) -> None:
+    def fill(self, t: Tensor, F: Tensor, G: Tensor, L: Tensor | None = None) -> None:
         if not self.m.numel():
             return
         low, high = -float(t[-1]) - _TAIL, _DROP - float(t[0])
         high = high if high <= 0.0 else _TAIL
         x = torch.arange(math.floor(low / _H), math.ceil(high / _H) + 1, device=t.device) * _H
         x = x.to(t.dtype)
-        scaled = torch.exp((t[:, None] + torch.nn.functional.logsigmoid(x)).clamp_max(50.0))
+        log_s = torch.nn.functional.logsigmoid(x)
+        scaled = torch.exp((t[:, None] + log_s).clamp_max(50.0))
         survive = torch.exp(-scaled)
         lam = torch.exp(t.clamp_max(50.0))
         end = torch.exp(-lam)
@@ -123,12 +175,10 @@ class _Wide:
         density = z.square_().mul_(-0.5).clamp_(min=-300.0).exp_()
         g = (density @ bump.T).mul_(self.height[:, None])
         g.addcmul_(self.step[:, None], lam * end).clamp_min_(0.0)
-        if self.index is None:
-            F.copy_(f)
-            G.copy_(g)
-        else:
-            F[self.index] = f
-            G[self.index] = g
+        rows = slice(None) if self.index is None else self.index
+        F[rows], G[rows] = f, g
+        if L is not None:
+            L[rows] = (density @ (_H * scaled * survive * log_s).T).mul_(self.height[:, None])
 
 
 class _Narrow:
@@ -142,11 +192,14 @@ class _Narrow:
         self.w = w / w.sum()
         self.log_s = torch.nn.functional.logsigmoid(m[:, None] + v.sqrt()[:, None] * z)
 
-    def fill(self, t: Tensor, F: Tensor, G: Tensor) -> None:
+    def fill(self, t: Tensor, F: Tensor, G: Tensor, L: Tensor | None = None) -> None:
         if not self.index.numel():
             return
         base = torch.exp((float(t[0]) + self.log_s).clamp_max_(50.0))
         scaled = base[:, None, :] * torch.exp(t - t[0])[:, None]
         survive = torch.exp(-scaled)
         F[self.index] = survive @ self.w
-        G[self.index] = survive.mul_(scaled) @ self.w
+        density = survive.mul_(scaled)
+        G[self.index] = density @ self.w
+        if L is not None:
+            L[self.index] = density.mul_(self.log_s[:, None, :]) @ self.w

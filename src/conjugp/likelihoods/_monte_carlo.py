@@ -15,7 +15,7 @@ from torch import Tensor
 
 from conjugp.numerics import sobol_normals
 
-__all__ = ["Expectation", "average", "expectation", "integral"]
+__all__ = ["Expectation", "average", "expectation", "expected_entropy", "integral"]
 
 _PAIRS = 32  # draws and their mirror images for the site of a row ...
 _BLOCKS = 16  # ... from so many different sets, in turn, so that rows do not share their errors
@@ -98,5 +98,28 @@ def integral(prob: Callable[[Tensor], Tensor], m: Tensor, v: Tensor) -> Tensor:
     """E[p(· | f)] under N(m, v) from quasi-random draws: (B, C), float64 (L3)."""
     with torch.no_grad():
         m, sd = m.detach().double(), v.detach().double().sqrt()
-        half = sobol_normals(_PREDICTION // 2, m.shape[-1], _SEED).to(m.device)
-        return average(prob, m, sd, torch.cat([half, -half]))
+        return average(prob, m, sd, _pairs(_PREDICTION // 2, m.shape[-1]).to(m.device))
+
+
+def expected_entropy(
+    prob: Callable[[Tensor], Tensor], m: Tensor, v: Tensor, n_draws: int = _PREDICTION
+) -> Tensor:
+    """E[H[p(· | f)]] under N(m, v) from quasi-random draws: (B, C) -> (B,), float64 (U2)."""
+    with torch.no_grad():
+        m, sd = m.detach().double(), v.detach().double().sqrt()
+        z = _pairs(n_draws // 2, m.shape[-1]).to(m.device)
+        samples = max(1, min(len(z), _ELEMENTS // m.shape[-1]))
+        rows = max(1, _ELEMENTS // (samples * m.shape[-1]))
+        out = m.new_zeros(len(m))
+        for i in range(0, len(m), rows):
+            part = slice(i, i + rows)
+            for draws in z.split(samples):
+                p = prob(torch.addcmul(m[part], sd[part], draws[:, None, :]))
+                out[part] += torch.special.entr(p).sum((0, -1))
+        return out / len(z)
+
+
+def _pairs(n: int, dim: int) -> Tensor:
+    """(2n, dim) standard normal draws: Sobol points and their mirror images."""
+    half = sobol_normals(n, dim, _SEED)
+    return torch.cat([half, -half])

@@ -59,6 +59,10 @@ class Likelihood(ABC):
         """E[p(· | f)] under f ~ N(m, v): (B, C) -> (B, C), float64, the same for the same row."""
         return monte_carlo.integral(self.prob, m, v)
 
+    def expected_entropy(self, m: Tensor, v: Tensor) -> Tensor:
+        """E[H[p(· | f)]] under f ~ N(m, v), in nats: (B, C) -> (B,), float64."""
+        return monte_carlo.expected_entropy(self.prob, m, v)
+
     def expectation(self, y: Tensor, m: Tensor, v: Tensor, bound: str) -> Expectation:
         """One of the ``bounds`` on E[log p(y | f)] with its derivatives, float64; m, v (B, C)."""
         raise NotImplementedError(f"{type(self).__name__} names the bound {bound!r}: write it")

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot
 
 from conjugp.likelihoods._class_parts import Classes, Part, Terms, part, tangent
+from conjugp.likelihoods._lambda_integral import lambda_entropy
 from conjugp.likelihoods._many_classes import predictive
 from conjugp.likelihoods.base import Expectation, Likelihood
 from conjugp.numerics import (
@@ -108,6 +109,10 @@ class LogisticSoftmax(Likelihood):
     def integral(self, m: Tensor, v: Tensor) -> Tensor:
         """E[p(· | f)] under N(m, v) by one-dimensional integrals: (B, C), float64 (P1, P8)."""
         return predictive(m, v)
+
+    def expected_entropy(self, m: Tensor, v: Tensor) -> Tensor:
+        """E[H[p(· | f)]] under N(m, v) by one-dimensional integrals: (B,), float64 (U3)."""
+        return lambda_entropy(m, v)
 
 
 def _of_label(x: Tensor, y: Tensor) -> Tensor:

@@ -51,6 +51,12 @@ class RobustMax(Likelihood):
         """E[p(· | f)] under N(m, v) by one-dimensional integrals: (B, C), float64 (L8)."""
         return self._mixed(largest(m, v))
 
+    def expected_entropy(self, m: Tensor, v: Tensor) -> Tensor:
+        """The entropy of one right and C − 1 wrong labels, whatever f is: (B,), float64."""
+        wrong = self.epsilon / (m.shape[-1] - 1)
+        value = -(1.0 - self.epsilon) * math.log1p(-self.epsilon) - self.epsilon * math.log(wrong)
+        return torch.full(m.shape[:1], value, dtype=torch.float64, device=m.device)
+
     def _mixed(self, p: Tensor) -> Tensor:
         wrong = self.epsilon / (p.shape[-1] - 1)
         return wrong + (1.0 - self.epsilon - wrong) * p

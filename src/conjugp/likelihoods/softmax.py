@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot
 
+from conjugp.likelihoods._lambda_integral import softmax_entropy
 from conjugp.likelihoods._many_classes import predictive
 from conjugp.likelihoods.base import Expectation, Likelihood
 from conjugp.numerics import expected_log_sigmoid, logistic_moments
@@ -41,6 +42,10 @@ class Softmax(Likelihood):
     def integral(self, m: Tensor, v: Tensor) -> Tensor:
         """E[p(· | f)] under N(m, v) by one-dimensional integrals: (B, C), float64 (L4)."""
         return predictive(m, v, softmax=True)
+
+    def expected_entropy(self, m: Tensor, v: Tensor) -> Tensor:
+        """E[H[p(· | f)]] under N(m, v) by one-dimensional integrals: (B,), float64 (U3)."""
+        return softmax_entropy(m, v)
 
     def expectation(self, y: Tensor, m: Tensor, v: Tensor, bound: str) -> Expectation:
         """One of the two bounds."""

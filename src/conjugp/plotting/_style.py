@@ -1,0 +1,59 @@
+"""What the displays share: axes, colours, names of features."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which people see apart whatever their colour vision.
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8A7B00")
+GREY = "0.7"
+
+
+def axes_for(ax: Axes | None, size: tuple[float, float]) -> tuple[Axes, Figure]:
+    """The axes given, or those of a new figure; and their figure."""
+    if ax is None:
+        # Imported only where something is drawn, so that `import conjugp` stays quick.
+        from matplotlib import pyplot
+
+        _, ax = pyplot.subplots(figsize=size, layout="constrained")
+    return ax, ax.get_figure(root=True)  # type: ignore[return-value]
+
+
+def tidy(ax: Axes, grid: bool = True) -> None:
+    """Two spines and a faint grid."""
+    ax.spines[["top", "right"]].set_visible(False)
+    if grid:
+        ax.grid(color="0.92", lw=0.8)
+        ax.set_axisbelow(True)
+
+
+def class_colors(n: int) -> list[Any]:
+    """A colour for each of n classes; from eight on they can only be told from their neighbours."""
+    if n <= len(COLORS):
+        return list(COLORS[:n])
+    from matplotlib import colormaps
+
+    return [colormaps["turbo"](x)[:3] for x in np.linspace(0.04, 0.96, n)]
+
+
+def feature_names(estimator: Any, X: Any, n_features: int) -> NDArray[Any]:
+    """What the features are called: by the frame, by the fit, or by their number."""
+    found = getattr(X, "columns", getattr(estimator, "feature_names_in_", None))
+    if found is not None and len(found) == n_features:
+        return np.asarray([str(name) for name in found])
+    return np.asarray([f"feature {i}" for i in range(n_features)])
+
+
+def numbers(name: str, X: Any) -> NDArray[np.float64]:
+    """Rows as a matrix of finite numbers."""
+    rows = np.asarray(X, dtype=np.float64)
+    if rows.ndim != 2 or not len(rows) or not np.isfinite(rows).all():
+        raise ValueError(f"{name} must be rows of finite numbers, got shape {rows.shape}")
+    return rows
