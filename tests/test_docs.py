@@ -18,7 +18,12 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *EXAMPLES,
 ]
-WITH_CODE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "api.md", *EXAMPLES]
+WITH_CODE = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(ROOT / "docs" / name for name in ("api.md", "saving.md")),
+    *EXAMPLES,
+]
 
 # What only makes a page slow: the numbers it prints are for readers.
 QUICKER = {'"max_epochs": 100': '"max_epochs": 2', "train_size=600": "train_size=320"}
