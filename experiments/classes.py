@@ -3,6 +3,7 @@
 python experiments/classes.py steps     # seconds per step against classes, and a picture
 python experiments/classes.py quality   # 1,000 classes: sampled against summed
 python experiments/classes.py memory    # up to 1e6 rows and 10,000 classes: peak memory
+python experiments/classes.py rare      # half of the classes have one or two rows
 """
 
 from __future__ import annotations
@@ -175,7 +176,13 @@ def memory(max_epochs: float) -> dict[str, Any]:
     result: dict[str, Any] = {**context(), "max_epochs": max_epochs, "fits": {}}
     for n, n_classes in SIZES:
         found = alone(
-            "hierarchical", n, n_classes, 20_000, class_batch=CLASS_BATCH, max_epochs=max_epochs
+            "hierarchical",
+            n,
+            n_classes,
+            20_000,
+            class_batch=CLASS_BATCH,
+            max_epochs=max_epochs,
+            device="cpu",
         )
         found["passed"] = found["peak_memory_gb"] < 8
         result["fits"][f"{n} x {n_classes}"] = found
@@ -183,9 +190,79 @@ def memory(max_epochs: float) -> dict[str, Any]:
     return result
 
 
+# --- rare classes -------------------------------------------------------------------------------
+
+
+def rare_problem(n_classes: int, seed: int, n_test: int = 10) -> tuple[NDArray, ...]:
+    """Every other class has 15 rows, the rest one or two; of each `n_test` to predict."""
+    rng = np.random.default_rng(seed)
+    i = np.arange(n_classes)
+    counts = np.where(i % 2, 15, 1 + i % 4 // 2)
+    centres = 2 * rng.standard_normal((n_classes, 16))
+    y, y_test = np.repeat(i, counts), np.repeat(i, n_test)
+    X, X_test = (centres[c] + 0.8 * rng.standard_normal((len(c), 16)) for c in (y, y_test))
+    return X.astype(np.float32), y, X_test.astype(np.float32), y_test, counts
+
+
+def class_errors(p: NDArray, y: NDArray, weight: NDArray) -> NDArray:
+    """Of every class the calibration error of its column, 15 bins of equal width, (C,)."""
+    from conjugp.metrics import classwise_calibration_error
+
+    columns = [np.c_[1 - p[:, c], p[:, c]] for c in range(p.shape[1])]
+    return np.array(
+        [
+            classwise_calibration_error(y == c, q, labels=[False, True], sample_weight=weight)
+            for c, q in enumerate(columns)
+        ]
+    )
+
+
+def fit_rare(n_classes: int, seed: int, **settings: Any) -> dict[str, Any]:
+    """What becomes of classes with one or two rows, beside those with 15."""
+    from conjugp import GPClassifier
+    from conjugp.metrics import expected_calibration_error
+
+    X, y, X_test, y_test, counts = rare_problem(n_classes, seed)
+    began = time.perf_counter()
+    clf = GPClassifier(random_state=0, n_inducing=1500, batch_size=256, **settings).fit(X, y)
+    found: dict[str, Any] = {"fit_seconds": time.perf_counter() - began}
+    found["never_predicted"] = int(n_classes - len(np.unique(clf.predict(X))))
+    found["class_gap"] = clf.class_gap_
+    p = clf.predict_proba(X_test)
+    weight = counts[y_test].astype(float)  # classes as frequent as they were in training
+    errors, best = class_errors(p, y_test, weight), p.argmax(1)
+    for name, those in (("rare", counts <= 2), ("frequent", counts > 2)):
+        rows, named = those[y_test], those[best]
+        found[name] = {
+            "error": float(np.mean(best[rows] != y_test[rows])),
+            "nll": float(-np.log(p[rows, y_test[rows]]).mean()),
+            "ece_when_predicted": expected_calibration_error(
+                y_test[named], p[named], labels=clf.classes_, sample_weight=weight[named]
+            ),
+            "classwise_error": float(errors[those].mean()),
+            "mean_probability": float(np.average(p[:, those].sum(1), weights=weight)),
+            "share_of_rows": float(np.average(rows, weights=weight)),
+        }
+    return found
+
+
+def rare() -> dict[str, Any]:
+    """Half of 2,000 classes have one or two rows: sampled classes against all of them."""
+    result: dict[str, Any] = {**context(), "n_classes": 2000, "fits": {}}
+    for seed in (3, 4, 5):
+        found = {
+            name: fit_rare(2000, seed, class_batch=size)
+            for name, size in (("sampled", CLASS_BATCH), ("summed", None))
+        }
+        lost = found["sampled"]["never_predicted"] - found["summed"]["never_predicted"]
+        result["fits"][str(seed)] = {**found, "lost_by_sampling": lost}
+        print(seed, json.dumps(result["fits"][str(seed)], indent=1), flush=True)
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="*", help="steps, quality, memory (all)")
+    parser.add_argument("what", nargs="*", help="steps, quality, memory, rare (all)")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--epochs", type=float, default=1, help="of the memory fits")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -194,12 +271,14 @@ def main() -> None:
         positional, settings = json.loads(arguments.one)
         print(json.dumps(fit(*positional, **settings)))
         return
-    for what in arguments.what or ("steps", "quality", "memory"):
+    for what in arguments.what or ("steps", "quality", "memory", "rare"):
         if what == "steps":
             found = steps()
             plot(found)
+        elif what == "memory":
+            found = memory(arguments.epochs)
         else:
-            found = quality() if what == "quality" else memory(arguments.epochs)
+            found = {"quality": quality, "rare": rare}[what]()
         keep(arguments.output, what, found)
 
 

@@ -16,13 +16,25 @@ SOURCE = Path(conjugp.__file__).parent
 
 # Lowest first. A module may import from its own layer and those below it.
 LAYERS = [
-    {"numerics", "parameters", "metrics", "rows", "options", "files", "face", "posthoc"},
+    {
+        "numerics",
+        "parameters",
+        "metrics",
+        "rows",
+        "options",
+        "files",
+        "face",
+        "codec",
+        "checkpoint",
+        "posthoc",
+    },
     {"kernels", "likelihoods", "scaling", "plotting"},
     {"features", "posterior", "covariance", "inducing"},
     {"inference", "prediction", "calibration", "conformal"},
-    {"training", "ep_training", "model", "decoupled", "search", "sampling", "sampled"},
+    {"training", "ep_training", "model", "decoupled", "joint", "search", "sampling", "sampled"},
     {"plan", "checks", "progress", "chains", "diagnostics"},
     {"fitting", "stream", "costs"},
+    {"saving", "resuming"},
     {"classifier"},
     {"gibbs"},
     {"cli", "__main__"},
@@ -32,7 +44,7 @@ LAYER = {module: i for i, layer in enumerate(LAYERS) for module in layer}
 # Who may import what from outside; other outside packages are free to all.
 ONLY_IN = {
     "sklearn": {
-        *("classifier", "gibbs", "face", "checks", "options", "cli"),
+        *("classifier", "gibbs", "face", "checks", "options", "saving", "cli"),
         *("posthoc", "calibration", "conformal"),
     },
     "matplotlib": {"plotting", "cli"},
@@ -99,6 +111,7 @@ def test_every_exported_kernel_has_contract_tests(kernel_cases):
         if inspect.isclass(cls := getattr(kernels, name)) and not inspect.isabstract(cls)
     }
     assert exported == kernel_cases.keys(), "add the new kernel to KERNEL_CASES in conftest.py"
+    assert exported == {cls.__name__ for cls in kernels.KERNELS}, "add the new kernel to KERNELS"
     for name, cases in kernel_cases.items():
         assert cases and all(type(case).__name__ == name for case in cases)
 

@@ -45,17 +45,20 @@ def expected(y, m, v, bound):
 # --- the draw -----------------------------------------------------------------------------------
 
 
-@given(st.integers(2, 40), st.integers(1, 30), st.integers(1, 60), st.integers(0, 10**6))
-def test_what_is_drawn(n_classes, size, n_others, seed):
+@given(
+    st.integers(2, 40), st.integers(1, 30), st.integers(1, 60), st.integers(0, 10**6), st.booleans()
+)
+def test_what_is_drawn(n_classes, size, n_others, seed, near):
     y = torch.randint(n_classes, (size,), generator=generator(seed))
-    found = cl.draw_classes(y, n_classes, n_others, generator(seed))
+    alike = torch.randint(n_classes, (n_classes, 3), generator=generator(seed)) if near else None
+    found = cl.draw_classes(y, n_classes, n_others, generator(seed), alike)
     labels, n = set(y.tolist()), len(found.index)
     assert torch.equal(found.index[found.y], y)
     assert len(set(found.index.tolist())) == n == min(len(labels) + n_others, n_classes)
     assert set(found.index[: len(labels)].tolist()) == labels
     assert (found.index >= 0).all() and (found.index < n_classes).all()
     assert (found.weight[: len(labels)] == 1).all()
-    # Weights of 1 and (C - U)/K: the number of classes is estimated without error.
+    # Weights of one over the probability: the number of classes is estimated without error.
     assert float(found.weight.sum()) == pytest.approx(n_classes, rel=1e-14)
 
 
@@ -76,6 +79,37 @@ def test_other_classes_are_equally_likely(n_classes, labels):
     assert chi2 < len(subsets) - 1 + 4 * math.sqrt(2 * (len(subsets) - 1))
     share = sum(x for s, x in counts.items() if others[0] in s) / n
     assert share == pytest.approx(1 / float(found.weight[-1]), abs=4 * math.sqrt(0.25 / n))
+
+
+@pytest.mark.parametrize("n_others", [1, 2, 3, 5, 6])
+def test_every_class_counts_once_on_average(n_others):
+    """Weights are one over the share of draws with a class, near the labels or not."""
+    C, n, g = 8, 3000, generator(2)
+    near = torch.tensor([[1, 2, 3], [0, 2, 4], *[[0, 1, 2]] * 6])
+    y, total, square = torch.tensor([0, 1, 0]), torch.zeros(C).double(), torch.zeros(C).double()
+    alike = 0
+    for _ in range(n):
+        found = cl.draw_classes(y, C, n_others, g, near)
+        total[found.index] += found.weight
+        square[found.index] += found.weight**2
+        alike += int(torch.isin(found.index, torch.tensor([2, 3, 4])).sum())
+    error = ((square / n - (total / n) ** 2) / n).sqrt()
+    assert ((total / n - 1).abs() <= 4.5 * error + 1e-12).all()
+    if n_others > 1:  # half are near; more once the others are used up
+        assert alike == n * max(n_others // 2, n_others - 3)
+
+
+def test_near_classes(monkeypatch):
+    monkeypatch.setattr(cl, "_CHUNK", 4)
+    X = torch.randn(60, 3, dtype=torch.float64, generator=generator())
+    y = torch.arange(60) % 9
+    y[y == 7] = 0  # a class without rows
+    kernel = RBF((1.0, 2.0, 0.5), 3.0)
+    centre = torch.stack([X[y == c].mean(0) if (y == c).any() else X[0] * 0 for c in range(9)])
+    K = kernel(centre, centre).fill_diagonal_(-1.0)
+    expected = K.argsort(descending=True)[:, :3]
+    assert torch.equal(cl.near_classes(kernel, X, y, 9), expected)
+    assert cl.near_classes(kernel, X, y % 2, 2).tolist() == [[1], [0]]
 
 
 def test_rows_of_a_class():

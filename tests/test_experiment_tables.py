@@ -99,3 +99,21 @@ def test_sampling_classes_loses_nothing(script):
     found = stored(script("classes"))["sets"]
     assert all(one["passed"] for one in found["quality"]["fits"].values())
     assert found["steps"]["passed"]
+    assert all(one["passed"] for one in found["memory"]["fits"].values())
+    # Rare classes: no more are never predicted than with the sum, draws of the data aside.
+    lost = [one["lost_by_sampling"] for one in found["rare"]["fits"].values()]
+    assert len(lost) == 3 and sum(lost) <= 0
+
+
+def test_class_errors_are_those_of_the_columns(script):
+    from conjugp.metrics import classwise_calibration_error
+
+    classes = script("classes")
+    rng = np.random.default_rng(0)
+    p, y, weight = rng.dirichlet([1, 2, 0.5], 200), rng.integers(0, 3, 200), rng.uniform(1, 2, 200)
+    found = classes.class_errors(p, y, weight)
+    whole = classwise_calibration_error(y, p, labels=[0, 1, 2], sample_weight=weight)
+    assert found.mean() == pytest.approx(whole, rel=1e-12)
+    _, y, _, y_test, counts = classes.rare_problem(40, 0)
+    np.testing.assert_array_equal(np.bincount(y), counts)
+    assert (counts <= 2).sum() == 20 and len(y_test) == 400

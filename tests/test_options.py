@@ -36,6 +36,7 @@ OUT_OF_RANGE = {
     "chunk_size": [0, 2.5],
     "cache_mb": [-1, 0.5, None, "all"],
     "callback": [3, "print"],
+    "checkpoint_every": [-1.0, np.nan, np.inf, "often"],
     "on_interrupt": ["ignore", None],
 }
 

@@ -15,7 +15,7 @@ from conjugp.features import basis, features
 from conjugp.kernels import RBF
 from conjugp.model import coupled
 from conjugp.posterior import Moments, kl, marginals
-from conjugp.training import Data, Settings, Trainer, initial_state
+from conjugp.training import Batches, Data, Settings, Trainer, initial_state
 from problems import (
     BOUNDS,
     LIKELIHOOD,
@@ -181,15 +181,14 @@ def test_weights_are_copies():
 
 
 @pytest.mark.parametrize(("n", "batch"), [(100, 30), (100, 50), (101, 50), (74, 50), (9, 2)])
-def test_an_epoch_is_every_row_once(n, batch):
-    t = trainer(blobs(n, 3), RBF(1.0, 1.0), fixed("tight"), torch.zeros(1, 2).double())
-    slices = t._slices(batch)
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_an_epoch_is_every_row_once(n, batch, shuffled):
+    batches = Batches(blobs(n, 3), batch, generator(), shuffled)
     n_batches = len(range(0, n - batch // 2, batch))
     for _ in range(3):
-        epoch = [next(slices) for _ in range(n_batches)]
-        rows = sorted(i for start, stop in epoch for i in range(start, stop))
-        assert rows == list(range(n))
-        assert all(batch // 2 <= stop - start < 2 * batch for start, stop in epoch)
+        epoch = [torch.arange(n)[batches.next()] for _ in range(n_batches)]
+        assert sorted(torch.cat(epoch).tolist()) == list(range(n))
+        assert all(batch // 2 <= len(rows) < 2 * batch for rows in epoch)
 
 
 @pytest.mark.parametrize("bound", BOUNDS)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from conjugp import kernels, likelihoods, metrics
 from conjugp.classifier import GPClassifier
 from conjugp.options import FitOptions
+from conjugp.saving import load
 
 if TYPE_CHECKING:
     from conjugp.gibbs import GibbsGPClassifier as GibbsGPClassifier
@@ -12,7 +13,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # Without GibbsGPClassifier: `from conjugp import *` has to work where the sampler cannot.
-__all__ = ["FitOptions", "GPClassifier", "__version__", "kernels", "likelihoods", "metrics"]
+__all__ = [
+    "FitOptions",
+    "GPClassifier",
+    "__version__",
+    "kernels",
+    "likelihoods",
+    "load",
+    "metrics",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -95,6 +95,8 @@ def sample_chains(
 ) -> list[Draws]:
     """The draws of every chain. They depend on the seed alone, not on workers or stretches."""
     mark = fingerprint(target, schedule)
+    if checkpoint is not None:
+        files.remove_leftovers(checkpoint)
     if checkpoint is not None and Path(checkpoint).exists():
         now = load(checkpoint, mark, target, schedule)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from conjugp.checks import (
 from conjugp.covariance import NONE
 from conjugp.ep_training import EPTrainer
 from conjugp.face import Predictive, ProbabilisticClassifier, entropy
+from conjugp.files import check_path
 from conjugp.fitting import Fitted, Fitter, variance_scales
 from conjugp.kernels import Kernel
 from conjugp.likelihoods import Likelihood
@@ -36,7 +38,9 @@ from conjugp.options import FitOptions, whole
 from conjugp.plan import COUPLED_INDUCING, make_plan, start_mean
 from conjugp.prediction import apply_temperature, predict_proba
 from conjugp.progress import ProgressBar
+from conjugp.resuming import open_journal
 from conjugp.rows import Rows
+from conjugp.saving import Saveable
 from conjugp.scaling import Scaling, fit_scaling
 from conjugp.stream import Stream
 from conjugp.training import Data, Trainer
@@ -44,7 +48,7 @@ from conjugp.training import Data, Trainer
 _ROWS = 2**15  # rows that are scaled at a time
 
 
-class GPClassifier(ProbabilisticClassifier):
+class GPClassifier(Saveable, ProbabilisticClassifier):
     """Multi-class Gaussian process classification with calibrated probabilities.
 
     One latent function per class under a logistic-softmax likelihood, inferred by closed-form
@@ -95,7 +99,7 @@ class GPClassifier(ProbabilisticClassifier):
         Exponent 1/T on the probabilities. ``"auto"`` finds T on rows the fit has not seen,
         ``None`` leaves the posterior predictive as it is.
     max_epochs : float, default=100
-        Most passes over the data, at least a few with the full batch and at most 10 where the mean
+        Most passes over the data, at least a few with the full batch and at most 20 where the mean
         has its own inducing points; minibatch fits may stop within one.
     tol : float, default=1e-3
         Gain in nats per unit of sample weight below which the ELBO counts as flat.
@@ -244,7 +248,12 @@ class GPClassifier(ProbabilisticClassifier):
     # --- fitting ------------------------------------------------------------------------------
 
     def fit(
-        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        checkpoint: str | os.PathLike[str] | None = None,
     ) -> GPClassifier:
         """Fit the model.
 
@@ -256,6 +265,11 @@ class GPClassifier(ProbabilisticClassifier):
             Class labels.
         sample_weight : array-like of shape (n_samples,) or None, default=None
             Weights of the rows; a weight of two is the same as the row given twice.
+        checkpoint : path or None, default=None
+            File in which the state of the fit is kept as it goes. If it exists, the fit goes on
+            from there and ends as it would have without the interruption; it must belong to the
+            same data, parameters and versions. When the fit has ended the file holds its result,
+            and the same call gives that at once.
 
         Returns
         -------
@@ -263,6 +277,8 @@ class GPClassifier(ProbabilisticClassifier):
             The fitted classifier.
         """
         likelihood, bound, options = check_parameters(self)
+        if checkpoint is not None:
+            check_path("checkpoint", checkpoint)
         stopped: KeyboardInterrupt | None = None
         with unchanged_on_error(self):
             rows, classes = check_training_data(self, X, y, sample_weight)
@@ -278,21 +294,26 @@ class GPClassifier(ProbabilisticClassifier):
             scaling = self._scaling if warm else fit_scaling(rows.X, rows.weight, center)
             data = _working(rows, scaling, len(classes), dtype, device)
             kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
-            plan = make_plan(self, data, scaling, likelihood, bound, options, self._seed())
+            journal = open_journal(self, checkpoint, rows, classes, data, warm, self._seed())
+            plan = make_plan(self, data, scaling, likelihood, bound, options, journal.seed)
             mean = start_mean(self.prior_mean, data, likelihood)
             bar = ProgressBar(options.callback, self.verbose)
-            fitter = Fitter(plan, kernel, data, mean, scaling, bar)
+            fitter = Fitter(plan, kernel, data, mean, scaling, bar, journal)
+            start = warm.state if warm else None
             try:
                 with torch.no_grad():
-                    fitted = fitter.run(warm.state if warm else None)
+                    fitted, scaling = journal.stage(
+                        "whole", lambda: (fitter.run(start), fitter.scaling)
+                    )
+                journal.close()
             except KeyboardInterrupt as interrupt:
                 stopped, saved = interrupt, fitter.salvage()
                 if saved is None:
                     raise
-                fitted = saved
+                fitted, scaling = saved, fitter.scaling
             finally:
                 bar.close()
-        self._keep(fitted, fitter.scaling, classes)
+        self._keep(fitted, scaling, classes)
         self.__dict__.pop("_stream", None)
         if stopped is not None:
             if options.on_interrupt == "raise":

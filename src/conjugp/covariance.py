@@ -28,13 +28,33 @@ def covariance(family: str, A: Tensor, theta: Tensor) -> Covariance:
 
     full: P_c = I + A diag(θ_c) Aᵀ. shared: θ averaged over classes. diagonal: diag P_c alone.
     """
+    return from_precision(family, precision(family, A, theta))
+
+
+def precision(family: str, A: Tensor, theta: Tensor) -> Tensor:
+    """P of a family: (C, M, M), (1, M, M) or, its diagonal, (C, M)."""
     if family == "diagonal":
-        return Covariance(family, (1 + (A.square() @ theta).T).rsqrt())
+        return 1 + (A.square() @ theta).T
     rows = theta.T if family == "full" else theta.mean(1, keepdim=True).T
     C, M = len(rows), len(A)
     P = ((A * rows.unsqueeze(1)).reshape(C * M, -1) @ A.T).reshape(C, M, M)
     torch.diagonal(P, dim1=-2, dim2=-1).add_(1)
-    return Covariance(family, moments(Posterior(P.new_zeros(C, M), P)).R)
+    return P
+
+
+def from_precision(family: str, P: Tensor) -> Covariance:
+    """S = P⁻¹."""
+    if family == "diagonal":
+        return Covariance(family, P.rsqrt())
+    return Covariance(family, moments(Posterior(P.new_zeros(P.shape[:2]), P)).R)
+
+
+def to_precision(S: Covariance) -> Tensor:
+    """P = S⁻¹."""
+    if S.family == "diagonal":
+        return S.R.square().reciprocal()
+    L = torch.linalg.inv(S.R)
+    return L @ L.mT
 
 
 def quadratic(S: Covariance, A: Tensor) -> Tensor:

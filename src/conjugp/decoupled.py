@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from conjugp.checkpoint import Journal
 from conjugp.covariance import NONE, Covariance, covariance, quadratic
 from conjugp.features import Basis, basis
+from conjugp.inference.classes import near_classes
 from conjugp.inference.mean import Mean, MeanData, fit_mean
 from conjugp.kernels import Kernel
 from conjugp.likelihoods.base import Likelihood
@@ -45,8 +47,16 @@ class KernelRows:
     Either way a block is computed by itself, so both ways give the same bits.
     """
 
-    def __init__(self, b: Basis, X: Tensor, cache_bytes: int, whitened: bool) -> None:
+    def __init__(
+        self,
+        b: Basis,
+        X: Tensor,
+        cache_bytes: int,
+        whitened: bool,
+        near: Tensor | None = None,
+    ) -> None:
         self.b, self.X, self.whitened = b, X, whitened
+        self.near = near  # (C, R), classes whose rows are alike
         size = len(X) * len(b.Z) * X.element_size()
         self.cache: dict[tuple[int, int], Tensor] | None = {} if size <= cache_bytes else None
 
@@ -68,7 +78,10 @@ def kernel_rows(kernel: Kernel, Z: Tensor, data: Data, settings: MeanSettings) -
     # Whitening the rows once costs N·M², whitening w and its gradient C·M² each, every step.
     whitened = settings.batch_size < 4 * data.n_classes * settings.n_epochs
     b = basis([kernel], Z, settings.jitter)
-    return KernelRows(b, data.X, settings.cache_bytes, whitened)
+    near = None
+    if settings.class_batch is not None and settings.class_batch < data.n_classes:
+        near = near_classes(kernel, data.X, data.y, data.n_classes)
+    return KernelRows(b, data.X, settings.cache_bytes, whitened, near)
 
 
 def start_mean(n_inducing: int, mean: Tensor) -> Mean:
@@ -86,6 +99,7 @@ def fit_weights(
     on_epoch: Callable[[int, float], None] | None = None,
     model: Model | None = None,
     rows: KernelRows | None = None,
+    journal: Journal | None = None,
 ) -> tuple[Basis, Mean]:
     """The mean on inducing points Z; with a `model`, under its latent variances (Q7).
 
@@ -95,9 +109,10 @@ def fit_weights(
         rows = kernel_rows(kernel, Z, data, settings)
     b = rows.b
     variance = None if model is None else latent_variance(model, data.X)
+    L_inv = None if rows.whitened else b.L_inv[0]
     mean = fit_mean(
         start,
-        MeanData(rows, None if rows.whitened else b.L_inv[0], data.y, data.weight, variance),
+        MeanData(rows, L_inv, data.y, data.weight, variance, rows.near),
         settings.likelihood,
         settings.bound,
         n_epochs=settings.n_epochs,
@@ -107,6 +122,7 @@ def fit_weights(
         generator=generator,
         on_epoch=on_epoch,
         class_batch=settings.class_batch,
+        journal=journal,
     )
     return b, mean
 

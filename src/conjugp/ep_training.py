@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,20 +112,30 @@ class EPTrainer(Trainer):
 
     def _fit_full(self) -> Result:
         """Hyperparameters and sites together, then sites alone."""
-        history: list[float] = []
+        loop = self._left_off()
+        history: list[float] = [] if loop is None else loop["history"]
         self._sites = self._no_sites()
+        if loop is not None:
+            self._sites, self._damping, self._gap = loop["sites"]
         n = math.ceil(self.settings.max_epochs)
-        if self.learning:
-            self._learn_all(history, max(1, int(0.8 * n)))
+        if self.learning and (loop is None or "best" in loop):
+            self._learn_all(history, max(1, int(0.8 * n)), loop)
+            loop = None
         for leaf in self._leaves:
             leaf.requires_grad_(False)
-        converged = self._settle(history, max(n - len(history), 2))
+        converged = self._settle(history, max(n - len(history), 2), loop)
         self.state = self._snapshot()
         return Result(self.state, history[-1], len(history), converged, history)
 
-    def _learn_all(self, history: list[float], n_epochs: int) -> None:
+    def _learn_all(self, history: list[float], n_epochs: int, loop: dict[str, Any] | None) -> None:
         best, best_sites, best_evidence, recent = self._snapshot(), self._sites, -math.inf, 0
-        for epoch in range(n_epochs):
+        first = 0
+        if loop is not None:
+            best, best_sites, best_evidence, recent, first = loop["best"]
+        for epoch in range(first, n_epochs):
+            if self.journal.due():
+                here = [best, best_sites, best_evidence, recent, epoch]
+                self._keep(history=history, best=here, sites=self._site_state())
             try:
                 f, bare = self._make_features(self.data.X, epoch >= _WARM_UP)
                 evidence, gradients = self._sweep(bare, epoch >= _WARM_UP)
@@ -153,10 +164,16 @@ class EPTrainer(Trainer):
             self.state, self._sites = best, best_sites
         self._damping, self._gap = FIRST_STEP, math.inf
 
-    def _settle(self, history: list[float], n_epochs: int) -> bool:
+    def _site_state(self) -> list[Any]:
+        return [self._sites, self._damping, self._gap]
+
+    def _settle(self, history: list[float], n_epochs: int, loop: dict[str, Any] | None) -> bool:
         """Sweeps with the hyperparameters at rest until neither sites nor evidence change."""
         _, f = self._make_features(self.data.X, False)
-        for _ in range(n_epochs):
+        first, n_epochs = (0, n_epochs) if loop is None else loop["epochs"]
+        for epoch in range(first, n_epochs):
+            if self.journal.due():
+                self._keep(history=history, epochs=[epoch, n_epochs], sites=self._site_state())
             evidence, _ = self._sweep(f, False)
             gain = abs(evidence - history[-1]) if history else math.inf
             history.append(evidence)

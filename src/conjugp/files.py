@@ -5,8 +5,10 @@ Nothing here can run code that a file brings along, and a reader gets a whole fi
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import re
 import uuid
 import zlib
 from pathlib import Path
@@ -35,6 +37,14 @@ def check_path(name: str, path: str | os.PathLike[str]) -> None:
         raise ValueError(f"{name}: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):
         raise ValueError(f"{name}: the folder {path.parent} cannot be written to")
+
+
+def remove_leftovers(path: str | os.PathLike[str]) -> None:
+    """Remove what a process that was killed while it wrote to `path` has left beside it."""
+    path = Path(path)
+    for found in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        if re.fullmatch(r"[0-9a-f]{32}", found.name.rpartition(".")[2]):
+            found.unlink(missing_ok=True)
 
 
 def write(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], header: Any) -> None:
@@ -76,7 +86,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], Any]:
         found = json.loads(text)
         header, sums = found["header"], found["sums"]
         altered = _sums(arrays) != sums or str(zlib.crc32(text.encode())) != metadata[_SUM]
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
         if isinstance(error, FileFormatError):
             raise
         raise FileFormatError(f"{path} is damaged or not a conjugp file ({error})") from error

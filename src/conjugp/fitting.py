@@ -18,21 +18,24 @@ from torch import Tensor
 
 from conjugp import decoupled, inducing
 from conjugp.calibration import VARIANCE_SCALES, Calibration, fit_calibration
+from conjugp.checkpoint import Journal
 from conjugp.covariance import NONE
 from conjugp.decoupled import KernelRows, MeanSettings
 from conjugp.ep_training import EPTrainer
 from conjugp.inference.mean import Interrupted
+from conjugp.joint import JointSettings, learn_kernel
 from conjugp.kernels import RBF, Kernel, Matern52, Normalised
 from conjugp.model import Model, coupled
 from conjugp.plan import Plan
 from conjugp.posterior import Posterior, prior
 from conjugp.scaling import Scaling
 from conjugp.search import Candidate, class_centres, held_out_loss, search
-from conjugp.training import Data, Progress, Settings, State, Trainer, initial_state
+from conjugp.training import Data, Progress, Result, Settings, State, Trainer, initial_state
 
 KERNEL_INDUCING = 128  # inducing points, steps, classes of the fit that learns the kernel
 KERNEL_STEPS = 200
 KERNEL_CLASSES = 10
+JOINT_INDUCING, JOINT_STEPS = 1000, 200  # of the fit in which a decoupled ELBO learns the kernel
 RELEVANCE_CLASSES = 50  # beyond so many classes, what tells ten of them apart is not tried
 REFIT_ROWS = 20_000  # up to here the last fit to all rows starts afresh
 SEARCH_ROWS, SEARCH_INDUCING, SEARCH_CLASSES = 8000, 800, 250
@@ -76,12 +79,15 @@ class Fitter:
         mean: Tensor,
         scaling: Scaling,
         on_progress: Callable[[Progress], None] | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.plan, self.kernel, self.data, self.mean = plan, kernel, data, mean
         self.scaling = scaling  # how the rows came to be; a fit may choose another origin
         self.generator = torch.Generator().manual_seed(plan.seed)
         self.history: list[dict[str, float | str]] = []
-        self.began = time.perf_counter()
+        self.journal = journal or Journal()
+        self.journal.follow(self.generator, self.history)
+        self.began = time.perf_counter() - self.journal.seconds
         self._on_progress = on_progress
         self._trainer = EPTrainer if plan.inference == "ep" else Trainer
         self._partial: Callable[[], tuple[Model, State]] | None = None
@@ -141,14 +147,16 @@ class Fitter:
         kernels = [kernel] * (1 if p.shared_kernel else data.n_classes)
         return initial_state(kernels, Z, mean.clone())
 
-    def _train(self, state: State, data: Data, settings: Settings, stage: str) -> Trainer:
+    def _train(self, state: State, data: Data, settings: Settings, stage: str) -> Result:
         p = self.plan
         trainer = self._trainer(state, data, settings, self.generator, self._progress, stage)
         self._partial = lambda: (
             coupled(trainer.state, p.likelihood, p.bound, p.options.jitter),
             trainer.state,
         )
-        return trainer
+        result = self.journal.stage("trained", lambda: trainer.fit(self.journal))
+        trainer.state = result.state
+        return result
 
     def _filled(self, variance: float, factor: float = 1.0) -> Kernel:
         """The kernel with what the user left open: a share of the median distance, a variance."""
@@ -187,13 +195,13 @@ class Fitter:
             state = self._start(train, start, p.n_inducing, self.mean)
         rate = 2 * p.learning_rate if full else p.learning_rate
         settings = self._settings(learning_rate=rate)
-        result = self._train(state, train, settings, "fit").fit()
+        result = self._train(state, train, settings, "fit")
         for _ in range(LIKELIHOOD_ROUNDS):
             if not self._learn_likelihood(result.state, train):
                 break
             p = self.plan
             settings = replace(settings, likelihood=p.likelihood, first_step=20)
-            result = self._train(result.state, train, settings, "fit").fit()
+            result = self._train(result.state, train, settings, "fit")
         last_state = result.state
         model = coupled(last_state, p.likelihood, p.bound, p.options.jitter)
         calibration = Calibration(p.temperature or 1.0, 1.0, math.inf)
@@ -210,7 +218,7 @@ class Fitter:
                 step_exponent=1.0,
                 first_step=20,
             )
-            last_state = self._train(last_state, data, rest, "all rows").fit().state
+            last_state = self._train(last_state, data, rest, "all rows").state
             model = coupled(last_state, p.likelihood, p.bound, p.options.jitter)
         elif calibrate:
             calibration = self._cross_fit(result.state)
@@ -250,7 +258,8 @@ class Fitter:
         def predict(rows: Tensor) -> tuple[Tensor, Tensor]:
             train = data._replace(weight=data.weight * ~rows)
             fresh = replace(state, q=prior(len(state.mean), len(state.Z), state.Z), step=0)
-            fitted = self._trainer(fresh, train, settings, self.generator).fit().state
+            trainer = self._trainer(fresh, train, settings, self.generator)
+            fitted = self.journal.stage("fold", lambda: trainer.fit(self.journal)).state
             return coupled(fitted, p.likelihood, p.bound, p.options.jitter).latent(data.X[rows])
 
         return self._folded(predict, (1.0,))
@@ -275,9 +284,10 @@ class Fitter:
         share = max(p.options.hold_out, min(0.3, 500 / len(self.data.y)))
         self.data, n = hold_out(self.data, share)
         data, train, held = self.data, self.data.rows(0, n), self.data.rows(n, None)
+        by_elbo = p.learn_kernel and p.options.mean_training == "elbo" and p.family != NONE
         if warm is not None:
             kernel = warm.template.with_theta(warm.theta[0])
-        elif p.learn_kernel:
+        elif p.learn_kernel and (p.options.search or not by_elbo):
             kernel = self._choose_kernel(train, held)
             if self.kernel is None and isinstance(kernel, Normalised):
                 self._uncentre()
@@ -285,6 +295,8 @@ class Fitter:
                 train, held = data.rows(0, n), data.rows(n, None)
         else:
             kernel = self._filled(p.options.mean_variance)
+        if by_elbo:
+            kernel = self._learn_jointly(train, kernel)
         settings = self._mean_settings(len(data.y))
         if p.temperature is not None:
             calibration = Calibration(p.temperature, 1.0, math.inf)
@@ -348,8 +360,30 @@ class Fitter:
             tol=0.0,
             learning_rate=0.5 * p.learning_rate,
         )
-        result = Trainer(state, few, settings, self.generator, self._progress, "kernel").fit()
+        trainer = Trainer(state, few, settings, self.generator, self._progress, "kernel")
+        result = self.journal.stage("kernel", lambda: trainer.fit(self.journal))
         return result.state.template.with_theta(result.state.theta[0]).frozen()
+
+    def _learn_jointly(self, train: Data, kernel: Kernel) -> Kernel:
+        """The kernel that the ELBO of the decoupled posterior itself learns (Q8)."""
+        p = self.plan
+        Z = self._inducing(kernel, train)[:JOINT_INDUCING]
+        how = self._mean_settings(len(train.y), batch_size=p.batch_size or 512)
+        rows = decoupled.kernel_rows(kernel, Z, train, how)
+        model = self._fit_weights(train, decoupled.start_mean(len(Z), self.mean), how, rows)
+        settings = JointSettings(
+            replace(how, learning_rate=0.2 * how.learning_rate),
+            JOINT_STEPS,
+            0.5 * p.learning_rate,
+            p.options.kernel_prior,
+        )
+
+        def report(step: int, value: float) -> None:
+            self._progress(Progress("kernel", step, JOINT_STEPS, value))
+
+        return self.journal.stage(
+            "joint", lambda: learn_kernel(model, train, settings, self.generator, report).frozen()
+        )
 
     def _mean_of(self, data: Data) -> Tensor:
         """The prior mean at the start of a fit to some of the classes."""
@@ -409,7 +443,10 @@ class Fitter:
             if self.kernel is None and isinstance(kernel, Normalised):
                 a, b = self._uncentred(sub), self._uncentred(trial)
             how = replace(settings, n_epochs=n_epochs)
-            return held_out_loss(kernel, a, b, mean, M, how, p.seed)
+            return self.journal.stage(
+                "candidate",
+                lambda: held_out_loss(kernel, a, b, mean, M, how, p.seed, self.journal),
+            )
 
         def glance(kernel: Kernel) -> float:
             return loss(kernel, GLANCE_EPOCHS)
@@ -427,6 +464,8 @@ class Fitter:
     def _mean_epochs(self, n: int) -> int:
         """Passes over n rows in which the mean is fitted."""
         n_epochs = 10 if n < 100_000 else 6
+        # Classes of few rows would otherwise be in few steps.
+        n_epochs = max(n_epochs, min(20, 160 * self.data.n_classes // n))
         # A few hundred steps, however large the batch.
         return max(n_epochs, 300 * (self.plan.batch_size or 0) // n)
 
@@ -472,14 +511,13 @@ class Fitter:
         measure = "log posterior"
 
         def on_epoch(epoch: int, value: float) -> None:
-            values.append(value)
             self._progress(Progress(stage, epoch + 1, settings.n_epochs, value, measure))
 
-        model = self._fit_weights(data, start, settings, rows, on_epoch)
+        model = self._fit_weights(data, start, settings, rows, on_epoch, values=values)
         if self.plan.options.mean_training == "elbo":
             start = decoupled.Mean(model.w, model.mean)
             measure = "ELBO of the mean"
-            model = self._fit_weights(data, start, settings, rows, on_epoch, model)
+            model = self._fit_weights(data, start, settings, rows, on_epoch, model, values)
         return model
 
     def _fit_weights(
@@ -490,6 +528,7 @@ class Fitter:
         rows: KernelRows,
         on_epoch: Callable[[int, float], None] | None = None,
         under: Model | None = None,
+        values: list[float] | None = None,
     ) -> Model:
         p, b = self.plan, rows.b
         kernel = b.kernels[0]
@@ -502,16 +541,20 @@ class Fitter:
             model = assemble(mean)
             return model, without_posterior(model)
 
+        def fit() -> decoupled.Mean:
+            how = (settings, self.generator, on_epoch, under, rows, self.journal)
+            return decoupled.fit_weights(kernel, b.Z, data, start, *how)[1]
+
         try:
-            _, mean = decoupled.fit_weights(
-                kernel, b.Z, data, start, settings, self.generator, on_epoch, under, rows
-            )
+            mean = self.journal.stage("mean", fit)
         except Interrupted as stop:
             stopped = stop.mean
             self._partial = lambda: salvaged(stopped)
             raise
         self._partial = lambda: salvaged(mean)
         self._class_gap = mean.class_gap
+        if values is not None:
+            values.extend(mean.values)
         return assemble(mean)
 
     def _cross_fit_mean(self, kernel: Kernel) -> Calibration:
@@ -526,7 +569,10 @@ class Fitter:
             source = decoupled.kernel_rows(kernel, Z, train, settings)
             return self._fit_weights(train, start, settings, source).latent(data.X[rows])
 
-        return self._folded(predict, (0.0,) if self.plan.family == NONE else VARIANCE_SCALES)
+        def fold(rows: Tensor) -> tuple[Tensor, Tensor]:
+            return self.journal.stage("fold", lambda: predict(rows))
+
+        return self._folded(fold, (0.0,) if self.plan.family == NONE else VARIANCE_SCALES)
 
 
 def variance_scales(model: Model) -> tuple[float, ...]:

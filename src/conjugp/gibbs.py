@@ -23,6 +23,7 @@ from conjugp.checks import check_rows, check_training_data
 from conjugp.classifier import GPClassifier, seed_of, unchanged_on_error
 from conjugp.costs import LONG_SECONDS, duration, gigabytes, long_run, seconds
 from conjugp.diagnostics import (
+    Diagnostics,
     diagnose,
     require_arviz,
     to_arviz,
@@ -40,6 +41,7 @@ from conjugp.progress import ChainBars
 from conjugp.rows import Rows
 from conjugp.sampled import SampledModel
 from conjugp.sampling import Draws, Target, distinct
+from conjugp.saving import Saveable
 from conjugp.scaling import Scaling, fit_scaling
 from conjugp.training import Data
 
@@ -58,7 +60,7 @@ class Problem(NamedTuple):
     observations: NDArray[np.int64]  # (n,) observation of the target that each row is
 
 
-class GibbsGPClassifier(ProbabilisticClassifier):
+class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
     """Multi-class Gaussian process classification with the exact posterior, by Gibbs sampling.
 
     The model of `GPClassifier` with the logistic-softmax likelihood, without a variational
@@ -419,14 +421,16 @@ class GibbsGPClassifier(ProbabilisticClassifier):
             text = long_run(target, schedule, workers, expected)
             warnings.warn(text, UserWarning, stacklevel=3)
 
-    def _keep(self, problem: Problem, draws: list[Draws], seed: int) -> None:
+    def _keep(
+        self, problem: Problem, draws: list[Draws], seed: int, found: Diagnostics | None = None
+    ) -> None:
         """Set all fitted attributes at once."""
         target, classes, scaling, observations = problem
         likelihood = get_likelihood("logistic-softmax")
         model = SampledModel(
             replace(target), draws, likelihood, seed
         )  # without its kernel matrices
-        found = diagnose(model)
+        found = diagnose(model) if found is None else found
         theta = torch.from_numpy(np.concatenate([d.theta for d in draws]).mean(0))
         kernels = [k.to_units(scaling.scale).frozen() for k in model.kernels(theta)]
         self.classes_ = classes

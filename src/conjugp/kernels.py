@@ -366,3 +366,16 @@ class _FusedRBF(torch.autograd.Function):
 
 def _parts(kernel: Kernel, kind: type[_Combination]) -> tuple[Kernel, ...]:
     return kernel.parts if isinstance(kernel, kind) else (kernel,)
+
+
+KERNELS: tuple[type[Kernel], ...] = (
+    RBF,
+    Matern12,
+    Matern32,
+    Matern52,
+    RationalQuadratic,
+    Linear,
+    Normalised,
+    Sum,
+    Product,
+)

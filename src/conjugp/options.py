@@ -28,9 +28,10 @@ class FitOptions(BaseEstimator):
         lengthscales then start at the median distance. ``None`` is 3, or 10 with the full
         batch, and half that distance.
     mean_training : {"map", "elbo"}, default="map"
-        How the mean of a decoupled posterior is trained: ``"map"`` at zero latent variance, the
-        posterior's mode, or ``"elbo"`` under the latent variances of the covariance.
-        docs/defaults.md compares them.
+        How a decoupled posterior is trained: ``"map"`` finds the mean at zero latent variance, the
+        posterior's mode, with a kernel chosen by held-out rows; ``"elbo"`` raises the ELBO of
+        kernel, mean and covariance together, from that kernel on, and then fits the mean under
+        the latent variances of the covariance. docs/defaults.md compares them.
     mean_variance : float, default=30.0
         Kernel variance of a decoupled posterior when the kernel is chosen from the data.
     mean_learning_rate : float, default=0.05
@@ -57,6 +58,9 @@ class FitOptions(BaseEstimator):
         Megabytes that kernel values may take between epochs; ``"auto"`` is 40 % of what is free.
     callback : callable or None, default=None
         Called with a `Progress` after every epoch or round of steps.
+    checkpoint_every : float, default=10.0
+        Seconds between two states that ``fit(..., checkpoint=path)`` writes; more where writing
+        one takes more than a twentieth of that.
     on_interrupt : {"raise", "return"}, default="raise"
         What Ctrl-C does once the estimator has its last good state: raise KeyboardInterrupt
         again, or return from ``fit``.
@@ -81,6 +85,7 @@ class FitOptions(BaseEstimator):
         chunk_size: int = 4096,
         cache_mb: int | str = "auto",
         callback: Callable[[Any], None] | None = None,
+        checkpoint_every: float = 10.0,
         on_interrupt: str = "raise",
     ) -> None:
         self.prediction = prediction
@@ -99,6 +104,7 @@ class FitOptions(BaseEstimator):
         self.chunk_size = chunk_size
         self.cache_mb = cache_mb
         self.callback = callback
+        self.checkpoint_every = checkpoint_every
         self.on_interrupt = on_interrupt
 
     def validate(self) -> None:
@@ -120,6 +126,7 @@ class FitOptions(BaseEstimator):
         number("options.step_exponent", self.step_exponent, 0, 1)
         number("options.min_step", self.min_step, 0, 1, exclusive=True)
         number("options.kernel_prior", self.kernel_prior, 0)
+        number("options.checkpoint_every", self.checkpoint_every, 0)
         number("options.hold_out", self.hold_out, 0, 0.5, exclusive=True)
         if self.jitter is not None:
             number("options.jitter", self.jitter, 0, 0.01)

@@ -29,7 +29,7 @@ def canonical(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Rows:
     if not weight.all():
         kept = weight > 0
         X, y, weight = X[kept], y[kept], weight[kept]
-    key = _hash(X, y)
+    key = row_hash(X, y)
     order = np.argsort(key, kind="stable")
     X, y, weight = X[order], np.asarray(y, dtype=np.int64)[order], weight[order]
     key = key[order]
@@ -43,7 +43,7 @@ def canonical(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Rows:
     return Rows(X[first], y[first], np.add.reduceat(weight, first))
 
 
-def _hash(X: np.ndarray, y: np.ndarray) -> np.ndarray:
+def row_hash(X: np.ndarray, y: np.ndarray) -> np.ndarray:
     """A 64-bit hash of every row and its label, (n,)."""
     if X.dtype not in (np.float32, np.float64):
         X = X.astype(np.float64)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from conjugp.calibration import fit_temperature
+from conjugp.checkpoint import Journal
 from conjugp.decoupled import MeanSettings, fit_weights, latent_mean, start_mean
 from conjugp.inducing import by_class
 from conjugp.kernels import Kernel, Normalised
@@ -45,12 +46,13 @@ def held_out_loss(
     n_inducing: int,
     settings: MeanSettings,
     seed: int,
+    journal: Journal | None = None,
 ) -> float:
     """NLL of held-out points per unit of weight, after the best temperature."""
     generator = torch.Generator().manual_seed(seed)
     Z = class_centres(kernel, train, n_inducing, generator)
     start = start_mean(len(Z), mean)
-    b, fitted = fit_weights(kernel, Z, train, start, settings, generator)
+    b, fitted = fit_weights(kernel, Z, train, start, settings, generator, journal=journal)
     p = settings.likelihood.prob(latent_mean(kernel, b, fitted, held.X))
     return fit_temperature(p, held.y, held.weight)[1] / held.total
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from conjugp.checkpoint import Journal
 from conjugp.features import Features, basis, features, own_features
 from conjugp.inference import classes, svi
 from conjugp.inference.adam import Adam
@@ -126,6 +127,29 @@ def initial_state(kernels: list[Kernel], Z: Tensor, mean: Tensor) -> State:
     return State(kernels[0], theta.detach().clone(), Z.clone(), mean, prior(len(mean), len(Z), Z))
 
 
+class Batches:
+    """Batches of rows, epoch after epoch: the same ones in another order, or always others."""
+
+    def __init__(self, data: Data, size: int, generator: torch.Generator, shuffled: bool) -> None:
+        self.n, self.size, self.generator, self.shuffled = len(data.y), size, generator, shuffled
+        # The last batch takes a short remainder with it.
+        self.starts = list(range(0, self.n - size // 2, size))
+        self.device = data.y.device if shuffled else torch.device("cpu")
+        self.order = torch.empty(0, dtype=torch.int64)  # of rows or, if they stay, of batches
+        self.at = len(self.starts)  # batches taken of this epoch
+
+    def next(self) -> slice | Tensor:
+        """The rows of the next batch."""
+        if self.at == len(self.starts):
+            n = self.n if self.shuffled else len(self.starts)
+            self.order, self.at = torch.randperm(n, generator=self.generator), 0
+            self.order = self.order.to(self.device)
+        i = self.starts[self.at if self.shuffled else int(self.order[self.at])]
+        self.at += 1
+        rows = slice(i, self.n if i + self.size + self.size // 2 >= self.n else i + self.size)
+        return self.order[rows] if self.shuffled else rows
+
+
 class Trainer:
     """Runs one fit: holds the state, the optimiser and the data."""
 
@@ -147,6 +171,7 @@ class Trainer:
         self._failures = 0
         self._rate = settings.learning_rate
         self._n_others = self._check_class_batch()
+        self.journal = Journal()
         self._make_optimiser()
 
     def _make_optimiser(self) -> None:
@@ -173,8 +198,9 @@ class Trainer:
             raise ValueError(f"class_batch={n} needs one kernel shared by all classes")
         return n if n < self.data.n_classes - 1 else None
 
-    def fit(self) -> Result:
+    def fit(self, journal: Journal | None = None) -> Result:
         """Full-batch sweeps or minibatch steps, as the settings say."""
+        self.journal = journal or self.journal
         n = len(self.data.y)
         batch = self.settings.batch_size
         try:
@@ -307,48 +333,67 @@ class Trainer:
         self._rate *= 0.5
         self._make_optimiser()
 
+    def _keep(self, **loop: Any) -> None:
+        """Write where the fit stands: what every loop has, and what this one has."""
+        adam = [self._adam.first, self._adam.second, self._adam.count]
+        own = {"state": self.state, "adam": adam, "rate": self._rate, "failures": self._failures}
+        self.journal.keep({**own, "generator": self.generator.get_state(), **loop})
+
+    def _left_off(self) -> dict[str, Any] | None:
+        """Go back to where an earlier run stood, if there was one; what its loop has kept."""
+        loop = self.journal.left_off()
+        if loop is not None:
+            self.state, self._rate, self._failures = (
+                loop[name] for name in ("state", "rate", "failures")
+            )
+            self._make_optimiser()
+            self._adam.first, self._adam.second, self._adam.count = loop["adam"]
+            self.generator.set_state(loop["generator"])
+        return loop
+
     def _report(self, epoch: float, n_epochs: float, elbo: float) -> None:
         if self.on_progress is not None:
             self.on_progress(Progress(self.stage, epoch, n_epochs, elbo))
 
     # --- minibatches --------------------------------------------------------------------------
 
-    def _slices(self, batch: int) -> Iterator[tuple[int, int]]:
-        """Contiguous batches in random order, epoch after epoch."""
-        n = len(self.data.y)
-        starts = torch.arange(0, n - batch // 2, batch)
-        while True:
-            for i in starts[torch.randperm(len(starts), generator=self.generator)].tolist():
-                # The last batch takes the short remainder with it.
-                yield i, n if i + batch + batch // 2 >= n else i + batch
-
-    def _shuffled(self, batch: int) -> Iterator[Tensor]:
-        """Batches of the same sizes, each epoch of other rows."""
-        n = len(self.data.y)
-        while True:
-            order = torch.randperm(n, generator=self.generator).to(self.data.y.device)
-            for i in range(0, n - batch // 2, batch):
-                yield order[i : n if i + batch + batch // 2 >= n else i + batch]
-
     def _fit_batches(self, batch: int) -> Result:
         cfg, n = self.settings, len(self.data.y)
         per_epoch = max(1, round(n / batch))
         budget = cfg.max_steps or math.ceil(cfg.max_epochs * per_epoch)
-        batches: Iterator[slice | Tensor] = (slice(*ends) for ends in self._slices(batch))
+        # In fixed batches some rows of a class would always count for more than others (C4).
+        batches = Batches(self.data, batch, self.generator, shuffled=self._n_others is not None)
         if self._n_others is not None:
             self._start_classes()
-            # In fixed batches some rows of a class would always count for more than others (C4).
-            batches = self._shuffled(batch)
         rounds: list[float] = []
         means: list[float] = []
         good, anneal, t = self._snapshot(), None, 0
+        loop = self._left_off()
+        if loop is not None:
+            rounds, means, good, anneal, t = (
+                loop[name] for name in ("rounds", "means", "good", "anneal", "t")
+            )
+            batches.order, batches.at = loop["batches"]
+            if self._n_others is not None:
+                self._kl, self._touched, self._kept.total = loop["classes"]
         while t < budget:
+            if self.journal.due():
+                sampled = self._n_others is not None
+                self._keep(
+                    rounds=rounds,
+                    means=means,
+                    good=good,
+                    anneal=anneal,
+                    t=t,
+                    batches=[batches.order, batches.at],
+                    classes=[self._kl, self._touched, self._kept.total] if sampled else None,
+                )
             if anneal is None and t >= 0.6 * budget:
                 anneal = (t, budget)
             left = 1.0 if anneal is None else 1 - (t - anneal[0]) / (anneal[1] - anneal[0])
             if anneal is not None and t >= anneal[1]:
                 break
-            rows = next(batches)
+            rows = batches.next()
             part = self.data.take(rows)
             scale = n / len(part.y)
             try:
@@ -401,6 +446,7 @@ class Trainer:
         self._kl = torch.cat([class_kl(q) for q in self._all_moments()])
         self._touched = torch.zeros(data.n_classes, device=data.y.device)
         self._by_class = classes.RowsByClass(data.y, data.n_classes)
+        self._near = classes.near_classes(s.kernels[0], data.X, data.y, data.n_classes)
         with torch.no_grad():
             variance = float(s.kernels[0].diag(data.X[:_GAP_ROWS]).mean())
         assert isinstance(cfg.likelihood, LogisticSoftmax)
@@ -421,7 +467,9 @@ class Trainer:
         """
         s, cfg, data, like = self.state, self.settings, self.data, self.settings.likelihood
         assert isinstance(like, LogisticSoftmax) and self._n_others is not None
-        drawn = classes.draw_classes(part.y, data.n_classes, self._n_others, self.generator)
+        drawn = classes.draw_classes(
+            part.y, data.n_classes, self._n_others, self.generator, self._near
+        )
         own_rows = self._by_class.draw(drawn.index, _OWN_ROWS, self.generator)
         stands = classes.balance(drawn, self._by_class, _OWN_ROWS)
         new = Posterior(s.q.h[drawn.index], s.q.P[drawn.index])
@@ -501,21 +549,36 @@ class Trainer:
 
     def _fit_full(self) -> Result:
         """Hyperparameters and q together, then q alone by steps that may only raise the ELBO."""
-        history: list[float] = []
+        loop = self._left_off()
+        history: list[float] = [] if loop is None else loop["history"]
         n = math.ceil(self.settings.max_epochs)
-        if self.learning:
-            self._learn(history, max(1, int(0.8 * n)))
+        if self.learning and (loop is None or "best" in loop):
+            self._learn(history, max(1, int(0.8 * n)), loop)
+            loop = None
         for leaf in self._leaves:
             leaf.requires_grad_(False)
-        converged = self._ascend(history, max(n - len(history), 2))
+        converged = self._ascend(history, max(n - len(history), 2), loop)
         self.state = self._snapshot()
         return Result(self.state, history[-1], len(history), converged, history)
 
-    def _learn(self, history: list[float], n_epochs: int) -> None:
+    def _learn(self, history: list[float], n_epochs: int, loop: dict[str, Any] | None) -> None:
         cfg = self.settings
         rho = 1.0 if cfg.bound in cfg.likelihood.conjugate else 0.7
-        best, best_elbo, recent = self._snapshot(), -math.inf, 0
-        for epoch in range(n_epochs):
+        best, best_elbo, recent, first = self._snapshot(), -math.inf, 0, 0
+        if loop is not None:
+            rho, best, best_elbo, recent, first = (
+                loop[name] for name in ("rho", "best", "best_elbo", "recent", "epoch")
+            )
+        for epoch in range(first, n_epochs):
+            if self.journal.due():
+                self._keep(
+                    history=history,
+                    rho=rho,
+                    best=best,
+                    best_elbo=best_elbo,
+                    recent=recent,
+                    epoch=epoch,
+                )
             try:
                 q = moments(self.state.q)
                 gradients = epoch >= 3
@@ -543,16 +606,21 @@ class Trainer:
                 self._move(self._rate)
         self.state = best
 
-    def _ascend(self, history: list[float], n_epochs: int) -> bool:
+    def _ascend(self, history: list[float], n_epochs: int, loop: dict[str, Any] | None) -> bool:
         """Sweeps with the hyperparameters at rest; a step that lowers the ELBO is halved."""
         self._cache = None
         q = moments(self.state.q)
         stats = self._full_pass(q, False)
         elbo = float(stats.bound) - float(kl(q))
-        history.append(elbo)
         slack = 1e-9 if self.data.X.dtype == torch.float64 else 1e-6
-        rho = 1.0
-        for _ in range(n_epochs):
+        rho, first = 1.0, 0
+        if loop is None:
+            history.append(elbo)
+        else:
+            rho, first, n_epochs = loop["rho"], loop["epoch"], loop["n_epochs"]
+        for epoch in range(first, n_epochs):
+            if self.journal.due():
+                self._keep(history=history, rho=rho, epoch=epoch, n_epochs=n_epochs)
             while True:
                 candidate = svi.update(self.state.q, stats, 1.0, rho)
                 q = moments(candidate)

@@ -1,8 +1,8 @@
 """Class subsampling: a step that looks at some of the classes (docs/math.md, C1-C4).
 
-A step looks at the labels of its batch and at a uniform sample of the other classes. Given the
-batch, a label is always there and another class with probability K/(C - U), so weights of 1 and
-(C - U)/K make every sum over classes unbiased. What is not a sum, the bound's function of
+A step looks at the labels of its batch and at a sample of the other classes, half of it from those
+most like the labels. Given the batch every class is there with a known probability, so weights of
+one over that make every sum over classes unbiased. What is not a sum, the bound's function of
 T = Σ_c t_c, is replaced by its tangent at an estimate τ of T that every row keeps.
 """
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from conjugp.features import Features
 from conjugp.inference.svi import Gradients, Statistics, add, clamp, statistics
+from conjugp.kernels import Kernel
 from conjugp.likelihoods._class_parts import Classes, Part, derivatives
 from conjugp.likelihoods._class_parts import part as put_together
 from conjugp.likelihoods.base import Site
@@ -25,6 +26,8 @@ from conjugp.posterior import Moments, Posterior, marginals, pullback
 AVERAGE = 0.3
 # An estimate of T is at least its label's own term, so this is no more than a guard.
 _SMALLEST = 1e-30
+_NEAR = 3  # classes that count as near another one
+_CHUNK = 1024  # classes at a time that are compared with all
 
 
 class ClassBatch(NamedTuple):
@@ -36,19 +39,44 @@ class ClassBatch(NamedTuple):
 
 
 def draw_classes(
-    y: Tensor, n_classes: int, n_others: int, generator: torch.Generator
+    y: Tensor,
+    n_classes: int,
+    n_others: int,
+    generator: torch.Generator,
+    near: Tensor | None = None,
 ) -> ClassBatch:
-    """The labels y (B,) and at most `n_others` of the other classes, each as likely as any (C1)."""
+    """The labels y (B,) and at most `n_others` of the other classes (C1).
+
+    Half of these are from the classes `near` (C, R) the labels, the others from the rest; within
+    each half any class is as likely as any other.
+    """
     labels, local = torch.unique(y, return_inverse=True)
-    rest = n_classes - len(labels)
-    n = min(n_others, rest)
-    drawn = torch.randperm(rest, generator=generator)[:n].to(y.device)
-    # The r-th class that is not a label: labels up to it shift it upwards.
-    gaps = labels - torch.arange(len(labels), device=y.device)
-    others = drawn + torch.searchsorted(gaps, drawn, right=True)
-    weight = torch.ones(len(labels) + n, dtype=torch.float64, device=y.device)
-    weight[len(labels) :] = rest / max(n, 1)
-    return ClassBatch(torch.cat([labels, others]), weight, local)
+    kind = torch.zeros(n_classes, dtype=torch.int8, device=y.device)
+    left = min(n_others, n_classes - len(labels))
+    if near is not None and left > 1:  # a single draw cannot be of both kinds
+        kind[near[labels].flatten()] = 1
+    kind[labels] = 2
+    others, alike = ((kind == k).nonzero().squeeze(1) for k in (0, 1))
+    n = min(len(alike), max(left // 2, left - len(others)))
+    index, weight = [labels], [torch.ones(len(labels), dtype=torch.float64, device=y.device)]
+    for pool, size in ((alike, n), (others, left - n)):
+        drawn = torch.randperm(len(pool), generator=generator)[:size].to(y.device)
+        index.append(pool[drawn])
+        weight.append(weight[0].new_full((size,), len(pool) / max(size, 1)))
+    return ClassBatch(torch.cat(index), torch.cat(weight), local)
+
+
+@torch.no_grad()
+def near_classes(kernel: Kernel, X: Tensor, y: Tensor, n_classes: int) -> Tensor:
+    """For every class the others whose mean rows are most like its own to the kernel, (C, R)."""
+    count = torch.bincount(y, minlength=n_classes).clamp(min=1).to(X)
+    centre = X.new_zeros(n_classes, X.shape[1]).index_add_(0, y, X) / count.unsqueeze(1)
+    found = []
+    for i in range(0, n_classes, _CHUNK):
+        K = kernel(centre[i : i + _CHUNK], centre)
+        torch.diagonal(K, offset=i).fill_(-torch.inf)
+        found.append(K.topk(min(_NEAR, n_classes - 1)).indices)
+    return torch.cat(found)
 
 
 class Multipliers:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from conjugp.checkpoint import Journal
 from conjugp.inference.adam import Adam, RowAdam
 from conjugp.inference.classes import AVERAGE, Multipliers, draw_classes
 from conjugp.likelihoods.base import Likelihood
@@ -31,6 +32,7 @@ class Mean(NamedTuple):
     w: Tensor  # (C, M)
     mean: Tensor  # (C,)
     class_gap: float = 0.0  # what sampling classes cost at the end, in nats per row (C3)
+    values: tuple[float, ...] = ()  # the objective of every epoch
 
 
 class Interrupted(KeyboardInterrupt):
@@ -52,6 +54,7 @@ class MeanData(NamedTuple):
     y: Tensor  # (N,)
     weight: Tensor  # (N,)
     variance: Tensor | None  # (N, C) or, the same for all classes, (N, 1); None for zero
+    near: Tensor | None = None  # (C, R), classes like each other, for class batches
 
 
 def fit_mean(
@@ -67,6 +70,7 @@ def fit_mean(
     generator: torch.Generator,
     on_epoch: Callable[[int, float], None] | None = None,
     class_batch: int | None = None,
+    journal: Journal | None = None,
 ) -> Mean:
     """Maximise Σ weight·bound - ½|w|² over w (C, M) and the prior mean (Q7).
 
@@ -77,25 +81,50 @@ def fit_mean(
     starts = torch.arange(0, n, batch_size)
     # Not n over the rows of the batch: those of a short last one would count for more than others.
     total = float(data.weight.sum())
-    take = _Step(here, data, likelihood, bound, learn_mean, len(starts) / total, 1 / total)
+    take = Step(here, data, likelihood, bound, learn_mean, len(starts) / total, 1 / total)
     if class_batch is not None and class_batch < len(here.mean):
-        take = _ClassStep(take, class_batch, generator)
-    n_steps, done = n_epochs * len(starts), 0
+        take = ClassStep(take, class_batch, generator)
+    journal = journal or Journal()
+    n_steps, done, first = n_epochs * len(starts), 0, 0
+    order: list[int] = []  # batches that this epoch has left, last first
+    objective, values = 0.0, []
+    loop = journal.left_off()
+    if loop is not None:
+        done, first, order, objective, values = loop["at"]
+        take.restore(loop["step"])
+        generator.set_state(loop["generator"])
     try:
-        for epoch in range(n_epochs):
-            objective = 0.0
-            for i in starts[torch.randperm(len(starts), generator=generator)].tolist():
-                left = 1 - done / n_steps
+        for epoch in range(first, n_epochs):
+            if not order:
+                order = starts[torch.randperm(len(starts), generator=generator)].flip(0).tolist()
+                objective = 0.0
+            while order:
+                if journal.due():
+                    at, state = [done, epoch, order, objective, values], generator.get_state()
+                    journal.keep({"at": at, "step": take.state(), "generator": state})
+                i, left = order.pop(), 1 - done / n_steps
                 objective += take(slice(i, min(i + batch_size, n)), learning_rate * left, left)
                 done += 1
+            values.append(objective - 0.5 * float(here.w.square().sum()))
             if on_epoch is not None:
-                on_epoch(epoch, objective - 0.5 * float(here.w.square().sum()))
+                on_epoch(epoch, values[-1])
     except KeyboardInterrupt:
         raise Interrupted(here) from None
-    return here if isinstance(take, _Step) else here._replace(class_gap=take.gap())
+    here = here._replace(values=tuple(values))
+    return here if isinstance(take, Step) else here._replace(class_gap=take.gap())
 
 
-class _Step:
+class Slopes(NamedTuple):
+    """What a step found before it moved: derivatives of its weighted bound, class weights in."""
+
+    value: Tensor  # scalar, the bound
+    rows: Tensor | None  # (B, M), in the whitened rows, if asked for
+    dv: Tensor | None  # (B, K), in the variances of its classes
+    index: Tensor | None = None  # (K,), its classes; None for all
+    weight: Tensor | None = None  # (K,), what they stand for
+
+
+class Step:
     """One step on all classes."""
 
     def __init__(
@@ -116,18 +145,42 @@ class _Step:
         """The optimiser of all of w."""
         return Adam([self.here.w, self.here.mean])
 
+    def state(self) -> list[Any]:
+        """Where it stands, for a checkpoint."""
+        return [self.here.w, self.here.mean, self.adam.first, self.adam.second, self.adam.count]
+
+    def restore(self, state: list[Any]) -> None:
+        """Go back there."""
+        w, mean, self.adam.first, self.adam.second, self.adam.count = state
+        self.here.w.copy_(w)
+        self.here.mean.copy_(mean)
+
     def __call__(self, rows: slice, rate: float, left: float) -> float:
         """Move w and the prior mean; the batch's share of the bound before."""
-        data, (w, mean, _) = self.data, self.here
-        K = data.rows(rows.start, rows.stop)
+        K, v = self.data.rows(rows.start, rows.stop), self.data.variance
+        return float(self.move(rows, K, None if v is None else v[rows], rate, left).value)
+
+    def move(
+        self,
+        rows: slice,
+        K: Tensor,
+        v: Tensor | None,
+        rate: float,
+        left: float,
+        slopes: bool = False,
+    ) -> Slopes:
+        """The same for rows K and latent variances v, (B, C) or (B, 1)."""
+        data, (w, mean) = self.data, self.here[:2]
+        weight = data.weight[rows]
         m = torch.addmm(mean, K, self.unwhitened(w).T)
-        v = None if data.variance is None else data.variance[rows].expand_as(m)
-        value, dm = _bound(self.likelihood, self.bound, data.y[rows], m, v)
-        dm.mul_(data.weight[rows].unsqueeze(1))
+        v = None if v is None else v.expand_as(m)
+        value, dm, dv = _bound(self.likelihood, self.bound, data.y[rows], m, v)
+        dm.mul_(weight.unsqueeze(1))
+        dK = dm @ w if slopes else None
         dw = self.whitened(dm.T @ K).mul_(-self.scale).add_(w, alpha=self.shrink)
         d_mean = dm.sum(0).mul_(-self.scale) if self.learn_mean else None
         self.adam.descend([dw, d_mean], [rate, _MEAN_RATE * rate])
-        return float(value @ data.weight[rows])
+        return Slopes(value @ weight, dK, None if dv is None else dv * weight.unsqueeze(1))
 
     def unwhitened(self, w: Tensor) -> Tensor:
         """L⁻ᵀw where the rows are k(X, Z)."""
@@ -138,15 +191,15 @@ class _Step:
         return g if self.data.L_inv is None else g @ self.data.L_inv.T
 
 
-class _ClassStep:
+class ClassStep:
     """The same on the labels of its rows and a sample of the other classes (C1-C3)."""
 
-    def __init__(self, whole: _Step, n_others: int, generator: torch.Generator) -> None:
+    def __init__(self, whole: Step, n_others: int, generator: torch.Generator) -> None:
         if not isinstance(whole.likelihood, LogisticSoftmax):
             raise TypeError("class batches need the logistic-softmax likelihood")
         self.whole, self.likelihood = whole, whole.likelihood
         self.n_others, self.generator = n_others, generator
-        w, mean, _ = whole.here
+        w, mean = whole.here[:2]
         self.adam_w, self.adam_mean = RowAdam(w), RowAdam(mean)
         v = whole.data.variance
         total = self.likelihood.start_total(
@@ -154,10 +207,24 @@ class _ClassStep:
         )
         self.multipliers = Multipliers(torch.full_like(whole.data.weight, total))
 
+    def state(self) -> list[Any]:
+        """Where it stands, for a checkpoint."""
+        here, adams = self.whole.here, (self.adam_w, self.adam_mean)
+        moments = [[a.first, a.second, a.last, a.count] for a in adams]
+        return [here.w, here.mean, moments, self.multipliers.total]
+
+    def restore(self, state: list[Any]) -> None:
+        """Go back there."""
+        w, mean, moments, self.multipliers.total = state
+        self.whole.here.w.copy_(w)
+        self.whole.here.mean.copy_(mean)
+        for adam, kept in zip((self.adam_w, self.adam_mean), moments, strict=True):
+            adam.first, adam.second, adam.last, adam.count = kept
+
     def gap(self) -> float:
         """How far the bound of a row lies below what all classes give, on average (C3)."""
         whole = self.whole
-        data, (w, mean, _) = whole.data, whole.here
+        data, (w, mean) = whole.data, whole.here[:2]
         n = min(len(data.y), max(1, _GAP_PAIRS // len(mean)))
         m = torch.addmm(mean, data.rows(0, n), whole.unwhitened(w).T)
         if data.variance is None:
@@ -174,39 +241,55 @@ class _ClassStep:
         At first λ comes from the classes drawn: biased, but never far behind. Over the last
         quarter of the steps it comes more and more from earlier ones alone (C3).
         """
+        data = self.whole.data
+        K, v = data.rows(rows.start, rows.stop), data.variance
+        return float(self.move(rows, K, None if v is None else v[rows], rate, left).value)
+
+    def move(
+        self,
+        rows: slice,
+        K: Tensor,
+        v: Tensor | None,
+        rate: float,
+        left: float,
+        slopes: bool = False,
+    ) -> Slopes:
+        """The same for rows K and latent variances v, (B, C) or (B, 1)."""
         gain = min(1.0, 4 * left)
         whole = self.whole
-        data, (w, mean, _) = whole.data, whole.here
-        drawn = draw_classes(data.y[rows], len(mean), self.n_others, self.generator)
+        data, (w, mean) = whole.data, whole.here[:2]
+        row_weight = data.weight[rows].unsqueeze(1)
+        y = data.y[rows]
+        drawn = draw_classes(y, len(mean), self.n_others, self.generator, data.near)
         weight, w_here = drawn.weight.to(w), self.adam_w.look(drawn.index, rate)
         mean_here = self.adam_mean.look(drawn.index, _MEAN_RATE * rate)
-        K = data.rows(rows.start, rows.stop)
         m = torch.addmm(mean_here, K, whole.unwhitened(w_here).T)
-        v = data.variance
         if v is not None:
-            v = v[rows].expand_as(m) if v.shape[1] == 1 else v[rows][:, drawn.index]
+            v = v.expand_as(m) if v.shape[1] == 1 else v[:, drawn.index]
         seen = Classes(weight, self.multipliers.total[rows], len(mean), gain)
         part = self.likelihood.part(drawn.y, m, v, whole.bound, seen)
         self.multipliers.update(rows, part.total, max(gain, AVERAGE))
-        dm = part.dm.to(m.dtype).mul_(data.weight[rows].unsqueeze(1))
+        dm = part.dm.to(m.dtype).mul_(row_weight)
+        dK = dm @ w_here if slopes else None
         dw = whole.whitened(dm.T @ K).mul_(-whole.scale)
         dw.addcmul_(w_here, weight.unsqueeze(1), value=whole.shrink)
         self.adam_w.descend(dw, rate, weight)
         if whole.learn_mean:
             d_mean = dm.sum(0).mul_(-whole.scale)
             self.adam_mean.descend(d_mean, _MEAN_RATE * rate, weight)
-        return float(part.value.to(data.weight) @ data.weight[rows])
+        value = part.value.to(data.weight) @ data.weight[rows]
+        return Slopes(value, dK, part.dv.to(m.dtype) * row_weight, drawn.index, weight)
 
 
 def _bound(
     likelihood: Likelihood, bound: str, y: Tensor, m: Tensor, v: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The bound (B,) and its derivative in m (B, C); with no variance both are those of log p."""
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The bound (B,), its derivatives in m and v (B, C); with no variance those of log p in m."""
     if v is not None:
         site = likelihood.site(y, m, v, bound)
-        return site.bound, site.potential - site.precision * m
+        return site.bound, site.potential - site.precision * m, -0.5 * site.precision
     m = m.detach().requires_grad_()
     with torch.enable_grad():
         value = likelihood.log_prob(y, m)
         total = value.sum()
-    return value.detach(), torch.autograd.grad(total, m)[0]
+    return value.detach(), torch.autograd.grad(total, m)[0], None

@@ -1,0 +1,69 @@
+"""Which fit a checkpoint belongs to, and what may be in it."""
+
+from __future__ import annotations
+
+import os
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from conjugp.calibration import Calibration
+from conjugp.checkpoint import Journal, data_fingerprint, fingerprint
+from conjugp.codec import classes_of
+from conjugp.covariance import Covariance
+from conjugp.fitting import Fitted
+from conjugp.inference.ep import Sites
+from conjugp.inference.mean import Mean
+from conjugp.kernels import KERNELS
+from conjugp.likelihoods import LIKELIHOODS, get_likelihood
+from conjugp.model import Model
+from conjugp.options import FitOptions
+from conjugp.posterior import Posterior
+from conjugp.rows import Rows
+from conjugp.scaling import Scaling
+from conjugp.training import Data, Result, State
+
+# What the working state of a fit is made of.
+_CLASSES = (State, Posterior, Result, Mean, Sites, Fitted, Model, Covariance, Calibration, Scaling)
+# Parameters that do not change the result, and those whose effect is marked by itself.
+_UNMARKED = {"verbose", "device", "dtype", "options", "warm_start", "class_weight"}
+_UNMARKED_OPTIONS = {"callback", "on_interrupt", "checkpoint_every", "cache_mb"}
+
+
+def open_journal(
+    clf: Any,
+    path: str | os.PathLike[str] | None,
+    rows: Rows,
+    classes: NDArray[Any],
+    data: Data,
+    warm: Fitted | None,
+    seed: int,
+) -> Journal:
+    """What keeps the state of a fit: empty, or as an earlier run of the same fit has left it."""
+    if path is None:
+        return Journal(seed=seed)
+    import conjugp
+
+    options = clf.options or FitOptions()
+    values = {k: v for k, v in clf.get_params(deep=False).items() if k not in _UNMARKED}
+    if not isinstance(clf.random_state, Integral):
+        values["random_state"] = None  # the seed that was drawn is in the file
+    for name in ("inducing", "prior_mean"):
+        if not isinstance(values[name], str):
+            values[name] = np.asarray(values[name])
+    kept = options.get_params(deep=False).items()
+    values |= {f"options.{k}": v for k, v in kept if k not in _UNMARKED_OPTIONS}
+    values |= {
+        "the working precision": str(data.X.dtype).removeprefix("torch."),
+        "the device": data.X.device.type,
+        "the fit to go on from": None if warm is None else warm.state,
+        "the version of conjugp": conjugp.__version__,
+        "the version of torch": torch.__version__,
+    }
+    own = classes_of([clf.kernel, get_likelihood(clf.likelihood)])
+    known = {*_CLASSES, *KERNELS, *LIKELIHOODS.values(), *own}
+    mark = data_fingerprint(rows, classes) | fingerprint(values)
+    return Journal(path, mark, seed, options.checkpoint_every, known)
