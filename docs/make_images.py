@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import shutil
+import subprocess
+import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -149,6 +154,61 @@ def paper() -> None:
     figure.savefig(IMAGES / "paper.png", dpi=130)
 
 
+def journeys(path: Path) -> None:
+    """A table of made-up journeys, with text, an order and gaps."""
+    rng = np.random.default_rng(0)
+    n = 600
+    size = rng.choice(["none", "bag", "trunk"], n, p=(0.5, 0.3, 0.2))
+    city = rng.choice(["Bergen", "Lisboa", "Turin"], n)
+    far, rain, age = rng.normal(size=(3, n))
+    heavy = np.select([size == "bag", size == "trunk"], [1.0, 2.0], 0.0)
+    merit = np.stack([
+        2.6 * far + heavy - 0.5,
+        0.8 * far + 1.2 * np.sin(2 * rain) + heavy * (city == "Turin"),
+        1.2 - np.abs(far) - 1.6 * rain - heavy,
+        1.0 - 2.2 * far - 0.4 * age - heavy,
+    ])  # fmt: skip
+    mode = np.array(["train", "bus", "bicycle", "on foot"])[
+        (merit + 0.5 * rng.gumbel(size=merit.shape)).argmax(axis=0)
+    ]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["distance_km", "rain_mm", "age", "luggage", "city", "mode"])
+        for i in range(n):
+            years = "" if i % 40 == 7 else f"{40 + 12 * age[i]:.0f}"
+            measured = f"{5 * np.exp(far[i]):.2f}", f"{2 * np.exp(rain[i]):.1f}", years
+            writer.writerow([*measured, size[i], city[i], mode[i]])
+
+
+def report() -> None:
+    """The report of the command line in a real browser (docs/cli.md)."""
+    from playwright.sync_api import sync_playwright
+
+    names = ("chromium", "chromium-browser", "google-chrome")
+    chromium = next(filter(None, map(shutil.which, names)))
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        journeys(Path(folder) / "journeys.csv")
+        options = [
+            "--categorical",
+            "onehot=city",
+            "--categorical",
+            "ordinal=luggage:none<bag<trunk",
+        ]
+        command = ["report", "journeys.csv", "--target", "mode", "--missing", "impute", *options]
+        subprocess.run([sys.executable, "-m", "conjugp", *command], cwd=folder, check=True)
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for path, width, height, scheme in (
+            (IMAGES / "report_desktop.png", 1280, 1100, "dark"),
+            (IMAGES / "report_phone.png", 390, 1500, "light"),
+        ):
+            page = browser.new_page(
+                viewport={"width": width, "height": height}, color_scheme=scheme
+            )
+            page.goto((Path(folder) / "report.html").as_uri())
+            page.screenshot(path=path)
+        browser.close()
+
+
 def displays() -> None:
     """The displays of conjugp.plotting (docs/examples/uncertainty.md)."""
     X, y = pinwheel(300, 0)
@@ -181,6 +241,6 @@ if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
     # The paper's method takes 650 epochs to come to rest; what is left after 100 is small.
     warnings.simplefilter("ignore", ConvergenceWarning)
-    for draw in (overview, uncertainty, paper, displays):
+    for draw in (overview, uncertainty, paper, displays, report):
         draw()
         print(f"{draw.__name__}.png")

@@ -17,16 +17,8 @@ SOURCE = Path(conjugp.__file__).parent
 # Lowest first. A module may import from its own layer and those below it.
 LAYERS = [
     {
-        "numerics",
-        "parameters",
-        "metrics",
-        "rows",
-        "options",
-        "files",
-        "face",
-        "codec",
-        "checkpoint",
-        "posthoc",
+        *("numerics", "parameters", "metrics", "rows", "options", "files", "face", "codec"),
+        *("checkpoint", "posthoc"),
     },
     {"kernels", "likelihoods", "scaling", "plotting"},
     {"features", "posterior", "covariance", "inducing"},

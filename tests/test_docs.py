@@ -68,10 +68,13 @@ def test_every_picture_is_shown_and_drawn_by_a_script():
     assert shown == there == set(re.findall(r'IMAGES / "(\w+)\.png"', text))
 
 
-def test_readme_has_the_two_commands():
+def test_readme_has_the_commands():
     commands = blocks(ROOT / "README.md", "sh")
     assert commands == [
         "pip install -e . && conjugp demo\n",
+        "pip install -e .\n"
+        "conjugp fit wine.csv --target label -o wine.conjugp\n"
+        "conjugp report wine.conjugp wine.csv -o report.html\n",
         'pip install -e ".[test]" && pytest\n',
     ]
 

@@ -1,0 +1,113 @@
+"""What the cells of a column are: numbers, truth values, dates, text, or nothing."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# In a column of numbers these stand for a value that is not there; text has only the empty cell.
+MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "?"})
+TRUTH = {"true": 1.0, "false": 0.0}
+
+_WHOLE = re.compile(r"(0|-?[1-9][0-9]{0,17})\Z")
+_TIME = r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[ap]m)?(z| ?[+-]\d{2}:?\d{2})?"
+_MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+_DATE = re.compile(
+    rf"((\d{{4}}[-/.]\d{{1,2}}[-/.]\d{{1,2}}|\d{{1,2}}[-/.]\d{{1,2}}[-/.](\d{{4}}|\d{{2}})"
+    rf"|\d{{1,2}}[. -]*{_MONTH}[. -]*\d{{2,4}}|{_MONTH}[. ]*\d{{1,2}},? \d{{4}})"
+    rf"([t ]+{_TIME})?|{_TIME})\Z",
+    re.IGNORECASE,
+)
+
+
+def kind_of(column: NDArray[Any], decimal: str = ".") -> str:
+    """``number``, ``boolean``, ``date``, ``text``, or ``empty`` where there is no value at all."""
+    if column.dtype.kind in "mM":
+        return "date"
+    if column.dtype.kind == "b":
+        return "boolean"
+    if column.dtype.kind in "iuf":
+        return "number" if column.dtype.kind != "f" or not np.isnan(column).all() else "empty"
+    present = {cell for cell in column if not is_missing(cell)}
+    if not present:
+        return "empty" if all(cell is None or cell == "" for cell in column) else "text"
+    if all(cell.lower() in TRUTH for cell in present):
+        return "boolean"
+    if all(number_in(cell, decimal) is not None for cell in present):
+        return "number"
+    if all(_DATE.match(cell) for cell in present):
+        return "date"
+    return "text"
+
+
+def is_missing(cell: str | None) -> bool:
+    """Whether a cell of a column of numbers stands for no value."""
+    return cell is None or cell.lower() in MISSING
+
+
+def number_in(cell: str, decimal: str = ".") -> float | None:
+    """The number that a cell holds, or None; infinity is a number here."""
+    if decimal != ".":
+        if "." in cell:
+            return None
+        cell = cell.replace(decimal, ".")
+    if "_" in cell:  # a number in Python's source only
+        return None
+    try:
+        value = float(cell)
+    except ValueError:
+        return None
+    return None if value != value else value
+
+
+def numbers(column: NDArray[Any], decimal: str = ".") -> tuple[NDArray[np.float64], NDArray[Any]]:
+    """The numbers of a column, NaN where there is no value, and which cells are not numbers."""
+    if column.dtype.kind in "biuf":
+        return column.astype(float), np.zeros(len(column), bool)
+    if column.dtype.kind in "mM":
+        return np.full(len(column), np.nan), np.ones(len(column), bool)
+    if decimal == "." and not any(cell is None or "_" in cell for cell in column):
+        try:
+            return column.astype(float), np.zeros(len(column), bool)
+        except ValueError:
+            pass  # some cells are empty, or no numbers: one by one
+    values, bad = np.empty(len(column)), np.zeros(len(column), bool)
+    for i, cell in enumerate(column):
+        value = None if cell is None else number_in(cell, decimal)
+        if value is None:
+            values[i], bad[i] = np.nan, not is_missing(cell)
+        else:
+            values[i] = value
+    return values, bad
+
+
+def truths(column: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[Any]]:
+    """1 for true, 0 for false, NaN for no value, and which cells are none of these."""
+    if column.dtype.kind == "b":
+        return column.astype(float), np.zeros(len(column), bool)
+    cells = texts(column)
+    values = np.array([np.nan if c is None else TRUTH.get(c.lower(), np.nan) for c in cells], float)
+    bad = np.array([c is not None and not is_missing(c) and c.lower() not in TRUTH for c in cells])
+    return values, bad
+
+
+def texts(column: NDArray[Any]) -> list[str | None]:
+    """The cells as text, None where there is no value; 3.0 of a typed column is ``3``."""
+    if column.dtype == object:
+        return [None if cell is None or cell == "" else cell for cell in column]
+    if column.dtype.kind == "f":
+        return [
+            None if np.isnan(v) else str(int(v)) if v == round(v) and abs(v) < 1e15 else repr(v)
+            for v in column.tolist()
+        ]
+    return [str(value) for value in column.tolist()]
+
+
+def whole_numbers(cells: list[str]) -> NDArray[np.int64] | None:
+    """The integers that all cells are, written as integers are printed; None if some are not."""
+    if not all(map(_WHOLE.match, set(cells))):
+        return None
+    return np.array([int(cell) for cell in cells], dtype=np.int64)

@@ -1,0 +1,55 @@
+"""``conjugp export``: a model as an ONNX graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from conjugp.cli.app import (
+    Debug,
+    Json,
+    app,
+    check_output,
+    estimator_errors,
+    print_json,
+    replaced,
+)
+from conjugp.cli.models import load_model
+from conjugp.cli.settings import ModelArgument
+from conjugp.cli.tables import MissingPackageError
+
+
+@app.command()
+def export(
+    model: ModelArgument,
+    output: Annotated[Path, typer.Argument(metavar="ONNX", help="Where to write: a .onnx file.")],
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write the probabilities of a model as an ONNX graph.
+
+    Its input is a matrix with the features in the order that is printed; categories are already
+    numbers there, and nothing is missing.
+
+    \b
+    Example:
+      $ conjugp export wine.conjugp wine.onnx
+    """
+    from conjugp.export import to_onnx
+
+    existed = check_output(output, (".onnx",), "ONNX")
+    found = load_model(model)
+    try:
+        with estimator_errors():
+            to_onnx(found.clf, output)
+    except ImportError as error:
+        raise MissingPackageError(str(error)) from error
+    features = found.encoding.features
+    if as_json:
+        classes = found.clf.classes_
+        print_json({"output": output.resolve(), "features": features, "classes": classes})
+        return
+    typer.echo(f"Graph written to {output.resolve()}{replaced(existed)}")
+    typer.echo(f"Features in order: {', '.join(features)}")

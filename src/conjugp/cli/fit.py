@@ -1,0 +1,256 @@
+"""``conjugp fit``: from a table to a model file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from functools import reduce
+from operator import add, mul
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from conjugp import kernels
+from conjugp.classifier import GPClassifier
+from conjugp.cli.app import (
+    Debug,
+    Interrupted,
+    Json,
+    Refusal,
+    Seed,
+    app,
+    check_output,
+    estimator_errors,
+    note,
+    print_json,
+    print_table,
+    replaced,
+    typed_command,
+    warnings_as_notes,
+)
+from conjugp.cli.models import Model
+from conjugp.cli.scores import SCORES, fingerprint, scores_of, shown_scores
+from conjugp.cli.settings import (
+    CategoricalOption,
+    Decimal,
+    Delimiter,
+    EncodingName,
+    Ignore,
+    Missing,
+    Reading,
+    TableArgument,
+    Target,
+    TestFile,
+    TestSize,
+    Training,
+    Weight,
+    prepare,
+)
+
+KERNELS = {
+    "rbf": kernels.RBF,
+    "matern12": kernels.Matern12,
+    "matern32": kernels.Matern32,
+    "matern52": kernels.Matern52,
+    "rational-quadratic": kernels.RationalQuadratic,
+    "linear": kernels.Linear,
+}
+
+
+@app.command()
+def fit(
+    context: typer.Context,
+    table: TableArgument,
+    target: Target,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="MODEL", help="Where to write the model.")
+    ] = Path("model.conjugp"),
+    categorical: CategoricalOption = [],  # noqa: B006
+    missing: Missing = "refuse",
+    ignore: Ignore = [],  # noqa: B006
+    weight: Weight = None,
+    test_size: TestSize = 0.2,
+    test: TestFile = None,
+    delimiter: Delimiter = None,
+    encoding: EncodingName = None,
+    decimal: Decimal = ".",
+    kernel: Annotated[
+        str,
+        typer.Option(help=f"auto, or {', '.join(KERNELS)}, also joined as in rbf+linear or *."),
+    ] = "auto",
+    likelihood: Annotated[
+        str, typer.Option(help="logistic-softmax, softmax, robust-max, heaviside or dirichlet.")
+    ] = "logistic-softmax",
+    inducing: Annotated[
+        str, typer.Option(help="Number of inducing points, auto, or all rows.")
+    ] = "auto",
+    temperature: Annotated[
+        str, typer.Option(help="auto, none, or a number that divides log-probabilities.")
+    ] = "auto",
+    class_weight: Annotated[
+        str, typer.Option(help="balanced gives every class the same total weight.")
+    ] = "none",
+    max_epochs: Annotated[float, typer.Option(help="Most passes over the rows.")] = 100,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
+    seed: Seed = 0,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="Keep the state of the fit here; the same command goes on from it."),
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Fit a classifier to a table and write it to a file.
+
+    A fifth of the rows is held out for the scores, unless --test-size or --test say otherwise;
+    the model in the file is the one that was scored. Columns of text are an error until
+    --categorical says what they mean, and missing values until --missing does.
+
+    \b
+    Examples:
+      $ conjugp fit wine.csv --target label -o wine.conjugp
+      $ conjugp fit trips.csv --target mode --categorical onehot --missing impute -o trips.conjugp
+    """
+    clf = _classifier(
+        kernel, likelihood, inducing, temperature, class_weight, max_epochs, device, dtype, seed
+    )
+    existed = check_output(output)
+    reading = Reading(categorical, missing, ignore, weight, delimiter, encoding, decimal)
+    training = prepare(table, target, reading, test_size, test, seed)
+    for text in training.notes:
+        note(text)
+    began = time.perf_counter()
+    kept = f"{output} is as it was" if existed else "no model was written"
+    notes = list(training.notes)
+    fit_model(clf, training, checkpoint, kept, notes)
+    seconds = time.perf_counter() - began
+    model, scores = scored(clf, training, table, test, test_size, seed, typed_command(context))
+    model.save(output)
+    if as_json:
+        print_json(
+            {
+                "model": output.resolve(),
+                "n_train": len(training.train.y),
+                "n_test": 0 if training.test is None else len(training.test.y),
+                "features": training.encoding.features,
+                "classes": clf.classes_,
+                "kernel": str(clf.kernel_),
+                "temperature": clf.temperature_,
+                "elbo": clf.elbo_,
+                "seconds": seconds,
+                "scores": scores,
+                "notes": notes,
+            }
+        )
+        return
+    for text in notes[len(training.notes) :]:
+        note(text)
+    typer.echo(
+        f"Fitted {len(training.train.y)} rows, {len(training.encoding.features)} features and "
+        f"{len(clf.classes_)} classes in {seconds:.1f} s."
+    )
+    if scores is not None and training.test is not None:
+        title = f"On {len(training.test.y)} rows it has not seen; lower is better"
+        print_table(["", *SCORES.values()], [("conjugp", *shown_scores(scores))], title)
+    typer.echo(f"Model written to {output.resolve()}{replaced(existed)}")
+
+
+def fit_model(
+    clf: GPClassifier, training: Training, checkpoint: Path | None, kept: str, notes: list[str]
+) -> None:
+    """Fit to the training rows, with a bar where somebody looks on; warnings become notes."""
+    rows = training.train
+    clf.set_params(verbose=int(sys.stderr.isatty()))
+    settings: dict[str, Any] = {} if checkpoint is None else {"checkpoint": checkpoint}
+    try:
+        with warnings_as_notes(notes), estimator_errors():
+            clf.fit(rows.X, rows.y, rows.weight, **settings)
+    except KeyboardInterrupt as error:
+        if checkpoint is not None and checkpoint.exists():
+            kept += f"; {checkpoint} has the state of the fit, and the same command goes on from it"
+        raise Interrupted(f"interrupted; {kept}") from error
+    clf.set_params(verbose=0)
+
+
+def scored(
+    clf: GPClassifier,
+    training: Training,
+    table: Path,
+    test: Path | None,
+    test_size: float,
+    seed: int,
+    command: str,
+) -> tuple[Model, dict[str, float] | None]:
+    """The model with its origin, and its scores on the rows held out."""
+    held_out, scores = training.test, None
+    if held_out is not None:
+        with estimator_errors():
+            proba = clf.predict_proba(held_out.X)
+        scores = scores_of(held_out.y, proba, clf.classes_, held_out.weight)
+    origin = {
+        "source": table.name,
+        "fingerprint": fingerprint(training.all.X, training.all.y),
+        "n_rows": len(training.all.y),
+        "n_train": len(training.train.y),
+        "n_test": 0 if held_out is None else len(held_out.y),
+        "test_size": 0 if test is not None else test_size,
+        "seed": seed,
+        "command": command,
+        "scores": scores,
+    }
+    return Model(clf, training.encoding, origin), scores
+
+
+def _classifier(
+    kernel: str,
+    likelihood: str,
+    inducing: str,
+    temperature: str,
+    class_weight: str,
+    max_epochs: float,
+    device: str,
+    dtype: str,
+    seed: int,
+) -> GPClassifier:
+    """The estimator that the options ask for."""
+    if class_weight not in ("none", "balanced"):
+        raise Refusal(f"--class-weight must be none or balanced; got {class_weight!r}")
+    n_inducing: Any = {"auto": "auto", "all": None}.get(inducing, inducing)
+    if isinstance(n_inducing, str) and n_inducing != "auto":
+        if not n_inducing.isdigit():
+            raise Refusal(f"--inducing must be auto, all or a whole number; got {inducing!r}")
+        n_inducing = int(n_inducing)
+    heat: Any = {"auto": "auto", "none": None}.get(temperature, temperature)
+    if isinstance(heat, str) and heat != "auto":
+        try:
+            heat = float(heat)
+        except ValueError as error:
+            raise Refusal(
+                f"--temperature must be auto, none or a number; got {temperature!r}"
+            ) from error
+    return GPClassifier(
+        _kernel(kernel),
+        likelihood=likelihood,
+        n_inducing=n_inducing,
+        temperature=heat,
+        class_weight=None if class_weight == "none" else class_weight,
+        max_epochs=max_epochs,
+        device=device,
+        dtype=dtype,
+        random_state=seed,
+    )
+
+
+def _kernel(text: str) -> kernels.Kernel | None:
+    """A kernel from names joined by + and *."""
+    if text == "auto":
+        return None
+
+    def one(name: str) -> kernels.Kernel:
+        if name.strip() not in KERNELS:
+            raise Refusal(f"--kernel: {name.strip()!r} is none of auto, {', '.join(KERNELS)}")
+        return KERNELS[name.strip()]()
+
+    return reduce(add, (reduce(mul, map(one, term.split("*"))) for term in text.split("+")))

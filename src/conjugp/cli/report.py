@@ -1,0 +1,157 @@
+"""``conjugp report``: one HTML page on a model, its scores and the rows to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from conjugp.classifier import GPClassifier
+from conjugp.cli.app import (
+    Debug,
+    Json,
+    Refusal,
+    Seed,
+    app,
+    check_output,
+    estimator_errors,
+    note,
+    print_json,
+    replaced,
+    typed_command,
+    warnings_as_notes,
+    whole_file,
+)
+from conjugp.cli.contents import contents, headline
+from conjugp.cli.evaluate import labelled_rows
+from conjugp.cli.findings import Subject, find
+from conjugp.cli.fit import fit_model, scored
+from conjugp.cli.models import load_model
+from conjugp.cli.page import render
+from conjugp.cli.settings import (
+    CategoricalOption,
+    Decimal,
+    Delimiter,
+    EncodingName,
+    Ignore,
+    Missing,
+    OptionalTarget,
+    Reading,
+    Rows,
+    TestFile,
+    TestSize,
+    Weight,
+    prepare,
+)
+from conjugp.cli.tables import read_table
+
+
+@app.command()
+def report(
+    context: typer.Context,
+    first: Annotated[
+        Path, typer.Argument(metavar="MODEL|TABLE", help="A model, or a table to fit first.")
+    ],
+    table: Annotated[
+        Path | None, typer.Argument(metavar="[TABLE]", help="After a model: labelled rows.")
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="HTML", help="Where to write the page.")
+    ] = Path("report.html"),
+    target: OptionalTarget = None,
+    train: Annotated[
+        Path | None,
+        typer.Option(metavar="TABLE", help="After a model: what logistic regression learns from."),
+    ] = None,
+    compare: Annotated[bool, typer.Option(help="Fit a logistic regression beside.")] = True,
+    categorical: CategoricalOption = [],  # noqa: B006
+    missing: Missing = "refuse",
+    ignore: Ignore = [],  # noqa: B006
+    weight: Weight = None,
+    test_size: TestSize = 0.2,
+    test: TestFile = None,
+    delimiter: Delimiter = None,
+    encoding: EncodingName = None,
+    decimal: Decimal = ".",
+    seed: Seed = 0,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write a page on a model: scores, calibration, confusion, odd rows, features, data.
+
+    With a model and a table, the table is scored; of the table that the model was fitted to, only
+    the rows that were held out. With a table and --target, a model is fitted to most of its rows
+    first. The page is one file and needs no network.
+
+    \b
+    Examples:
+      $ conjugp report wine.conjugp wine.csv -o report.html
+      $ conjugp report wine.csv --target label -o report.html
+    """
+    existed = check_output(output, (".html", ".htm"))
+    notes: list[str] = []
+    command = typed_command(context)
+    if table is not None:
+        unused = ("categorical", "missing", "ignore", "weight", "target", "test", "decimal")
+        given = [n for n in unused if context.get_parameter_source(n).name == "COMMANDLINE"]  # type: ignore[union-attr]
+        if given:
+            raise Refusal(
+                f"--{given[0]} is for a table that is fitted first; the model has its own"
+            )
+        subject = _of_model(first, table, train, delimiter, encoding)
+        subject.commands.append(command)
+    else:
+        if target is None:
+            raise Refusal(
+                "give a model and a table, or a table with --target and the column to predict"
+            )
+        if test_size == 0 and test is None:
+            raise Refusal("a report needs rows to score: --test-size above 0, or --test TABLE")
+        reading = Reading(categorical, missing, ignore, weight, delimiter, encoding, decimal)
+        training = prepare(first, target, reading, test_size, test, seed)
+        notes += training.notes
+        clf = GPClassifier(random_state=seed)
+        fit_model(clf, training, None, f"no report was written to {output}", notes)
+        model, _ = scored(clf, training, first, test, test_size, seed, command)
+        rows = training.test
+        assert rows is not None
+        subject = Subject(model, rows, training.all, training.train, False, [command], first.name)
+    if not compare:
+        subject.train = None
+    with warnings_as_notes(notes), estimator_errors():
+        findings = find(subject)
+    for text in notes:
+        note(text)
+    page = render(contents(subject, findings, notes))
+    with whole_file(output) as path:
+        path.write_text(page, encoding="utf-8", errors="backslashreplace")
+    if as_json:
+        print_json(
+            {
+                "report": output.resolve(),
+                "n_rows": len(subject.rows.y),
+                "trained_on": subject.seen,
+                "scores": findings.scores,
+                "relevance": findings.relevance,
+                "notes": notes,
+            }
+        )
+        return
+    typer.echo(headline(subject, findings))
+    typer.echo(f"Report written to {output.resolve()}{replaced(existed)}")
+
+
+def _of_model(
+    path: Path, table: Path, train: Path | None, delimiter: str | None, encoding: str | None
+) -> Subject:
+    """A model from a file, on the rows of a table."""
+    model = load_model(path)
+    labelled = labelled_rows(model, table, delimiter, encoding)
+    learned = labelled.train
+    if train is not None:
+        skip = model.encoding.ignored
+        given = read_table(train, delimiter=delimiter, encoding=encoding, skip=skip)
+        learned = Rows.of(given, model.encoding)
+    commands = [model.origin["command"]]
+    return Subject(model, labelled.rows, labelled.all, learned, labelled.seen, commands, table.name)

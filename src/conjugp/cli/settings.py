@@ -1,0 +1,147 @@
+"""Options that commands share, and what they make of a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from conjugp.cli.app import Refusal
+from conjugp.cli.encoding import Encoding, choose_encoding
+from conjugp.cli.scores import check_known, split
+from conjugp.cli.tables import Table, read_table
+
+TableArgument = Annotated[
+    Path, typer.Argument(metavar="TABLE", help="CSV, Parquet or NPZ file; - is CSV on stdin.")
+]
+ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="A file that fit wrote.")]
+Target = Annotated[str, typer.Option(help="The column to predict.")]
+OptionalTarget = Annotated[str | None, typer.Option(help="The column to predict.")]
+CategoricalOption = Annotated[
+    list[str],
+    typer.Option(
+        "--categorical",
+        metavar="CHOICE",
+        help="Columns of text: onehot, ordinal or refuse (the default); onehot=COLUMN for one "
+        "column; ordinal=COLUMN:LOW<MIDDLE<HIGH with an order. May be repeated.",
+    ),
+]
+Missing = Annotated[
+    str,
+    typer.Option(
+        metavar="refuse|impute",
+        help="Missing values: an error, or medians and most frequent categories.",
+    ),
+]
+Ignore = Annotated[
+    list[str], typer.Option(metavar="COLUMN", help="Leave a column out. May be repeated.")
+]
+Weight = Annotated[str | None, typer.Option(metavar="COLUMN", help="Weights of the rows.")]
+Delimiter = Annotated[
+    str | None,
+    typer.Option(metavar="CHARACTER", help="Between the cells of a CSV file; found out if left."),
+]
+EncodingName = Annotated[
+    str | None, typer.Option("--encoding", metavar="NAME", help="Of a CSV file; UTF-8 if left.")
+]
+Decimal = Annotated[
+    str, typer.Option(metavar=".|,", help="What stands before the decimals in a CSV file.")
+]
+TestSize = Annotated[
+    float, typer.Option(min=0, max=0.9, help="Share of the rows held out for the scores.")
+]
+TestFile = Annotated[
+    Path | None,
+    typer.Option("--test", metavar="TABLE", help="Rows for the scores, instead of a share."),
+]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read a table and what its columns are."""
+
+    categorical: list[str] = field(default_factory=list)
+    missing: str = "refuse"
+    ignore: list[str] = field(default_factory=list)
+    weight: str | None = None
+    delimiter: str | None = None
+    encoding: str | None = None
+    decimal: str = "."
+
+    def table(self, path: Path) -> Table:
+        """The table without the columns to ignore."""
+        skip = tuple(self.ignore)
+        return read_table(path, delimiter=self.delimiter, encoding=self.encoding, skip=skip)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a table, encoded: features, labels, weights, and the table to show cells from."""
+
+    table: Table
+    X: NDArray[np.float64]
+    y: NDArray[Any]
+    weight: NDArray[np.float64] | None
+    place: NDArray[np.intp]  # in the file, from 0
+
+    @classmethod
+    def of(cls, table: Table, encoding: Encoding, unseen: str = "refuse") -> Rows:
+        """All rows of a table."""
+        y, X = encoding.read_labels(table), encoding.encode(table, unseen)
+        weight = encoding.read_weights(table) if encoding.weight in table.columns else None
+        return cls(table, X, y, weight, np.arange(table.n_rows))
+
+    def take(self, rows: NDArray[np.intp]) -> Rows:
+        """Some of the rows."""
+        weight = None if self.weight is None else self.weight[rows]
+        return Rows(self.table.take(rows), self.X[rows], self.y[rows], weight, self.place[rows])
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training table: its encoding, the rows to train on and those held out, if any."""
+
+    encoding: Encoding
+    all: Rows
+    train: Rows
+    test: Rows | None
+    notes: list[str]
+
+
+def prepare(
+    path: Path,
+    target: str,
+    reading: Reading,
+    test_size: float,
+    test: Path | None,
+    seed: int,
+) -> Training:
+    """Read a table, choose its encoding and set rows aside."""
+    if reading.missing not in ("refuse", "impute"):
+        raise Refusal(f"--missing must be refuse or impute; got {reading.missing!r}")
+    if reading.decimal not in (".", ","):
+        raise Refusal(f"--decimal must be . or ,; got {reading.decimal!r}")
+    table = reading.table(path)
+    encoding, notes = choose_encoding(
+        table,
+        target,
+        categorical=reading.categorical,
+        missing=reading.missing,
+        ignore=reading.ignore,
+        weight=reading.weight,
+        decimal=reading.decimal,
+    )
+    if test is not None or test_size == 0:
+        rows = Rows.of(table, encoding)
+        held_out = None if test is None else Rows.of(reading.table(test), encoding)
+        if held_out is not None:
+            check_known(held_out.y, np.unique(rows.y), target)
+        return Training(encoding, rows, rows, held_out, notes)
+    first, second = split(encoding.read_labels(table), test_size, seed)
+    encoding = encoding.refilled(table.take(first))
+    rows = Rows.of(table, encoding)
+    return Training(encoding, rows, rows.take(first), rows.take(second), notes)
