@@ -76,10 +76,8 @@ def _check(clf: Any) -> None:
     from conjugp.export._kernels import check_kernel
 
     if not isinstance(clf, GPClassifier):
-        raise TypeError(
-            f"clf must be a GPClassifier; got {type(clf).__name__}. A sampler's predictions are "
-            "averages over draws, each with its own latents, and are not exported"
-        )
+        why = ": its predictions are averages over draws" if hasattr(clf, "to_arviz") else ""
+        raise TypeError(f"clf must be a GPClassifier; got {type(clf).__name__}{why}")
     model = clf._fitted_model()
     prediction = (clf.options or FitOptions()).prediction
     if prediction != "integral":

@@ -150,7 +150,7 @@ class _Wide:
         last = scope.op("Where", ends, rule._TAIL + rule._REACH, drop)
         begin = scope.op("Floor", (low - rule._REACH) / rule._H)
         x = scope.range(begin, scope.op("Ceil", last / rule._H) + 1.0) * rule._H  # (J,)
-        lam = scope.op("Exp", scope.op("Min", t, 50.0))
+        lam = scope.op("Exp", scope.op("Min", t, 50.0))  # where it matters it is small
         log_s = scope.column(log_sigmoid(scope, x))
         scaled = scope.op("Exp", scope.op("Min", log_s + t, 50.0))  # (J, T)
         right = _cdf(scope, (high - x) / rule._EDGE)
@@ -161,11 +161,11 @@ class _Wide:
         fg = density @ scope.op("Concat", survive, survive * scaled, axis=1)
         below = (low - self.m) * self.inverse_width
         tail = _log_cdf(scope, below - self.v * self.inverse_width)
-        mean = scope.op("Exp", self.m + self.v * 0.5 + tail)
+        mean = scope.op("Exp", self.m + self.v * 0.5 + tail + t0) * scope.op("Exp", t - t0)
         end = _cdf(scope, (self.m - high) * self.inverse_width) * scope.cast(ends, "double")
         end = end * scope.op("Exp", -lam)
         f = _cdf(scope, below) + end
-        g = (mean + end) * lam
+        g = mean + end * lam
         return fg + scope.op("Concat", f, g, axis=1)
 
 
