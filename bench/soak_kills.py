@@ -50,17 +50,18 @@ def fits(size: float = 1.0) -> dict[str, Fit]:
     epochs = max(2, round(15 * size))
     few = {"n_inducing": 12, "max_epochs": epochs}
     many, passes = {"n_inducing": 400}, max(2, round(10 * size))
+    fewer = {"n_inducing": 310, "temperature": None}
     ep = {"likelihood": "heaviside", "inference": "ep"}
     return {
         "full batch": Fit(gp(n_inducing=40, max_epochs=10 * epochs, tol=0.0), 200, 3),
         "minibatch": Fit(gp(batch_size=20, **few), 300, 3),
-        "class batch": Fit(gp(batch_size=20, class_batch=4, **few), 100, 20),
+        "class batch": Fit(gp(batch_size=20, class_batch=4, temperature=None, **few), 300, 20),
         "ep": Fit(gp(n_inducing=30, max_epochs=10 * epochs, tol=0.0, **ep), 200, 3),
         "ep, minibatch": Fit(gp(batch_size=20, **few, **ep), 300, 3),
         "mc-vi": Fit(gp(batch_size=20, inference="mc-vi", **few), 200, 3),
         "decoupled": Fit(gp(max_epochs=passes, **many), 420, 3),
         "decoupled, by elbo": Fit(
-            gp(max_epochs=2, options={"mean_training": "elbo", "search": False}, **many), 420, 3
+            gp(max_epochs=2, options={"mean_training": "elbo", "search": False}, **fewer), 320, 3
         ),
         "decoupled, class batch": Fit(
             gp(batch_size=64, class_batch=5, max_epochs=passes, **many), 420, 20

@@ -20,7 +20,7 @@ PAGES = [
 ]
 WITH_CODE = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
-    *(ROOT / "docs" / name for name in ("api.md", "deployment.md")),
+    *(ROOT / "docs" / name for name in ("api.md", "deployment.md", "saving.md")),
     *EXAMPLES,
 ]
 

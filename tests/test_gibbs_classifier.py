@@ -32,7 +32,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import conjugp
 from conjugp import GibbsGPClassifier, GPClassifier, chains, costs, gibbs
 from conjugp.classifier import seed_of
-from conjugp.files import FileFormatError
+from conjugp.files import FileFormatError, read
 from conjugp.kernels import RBF, Linear, Matern52
 from conjugp.plotting import plot_ranks, plot_trace
 from conjugp.sampled import SampledModel
@@ -766,10 +766,19 @@ def test_checkpoints_that_do_not_belong(tmp_path):
         quick().fit(X, y, checkpoint=path)
 
 
+@pytest.mark.parametrize("state", [None, np.random.RandomState(1)])
+def test_a_checkpoint_keeps_a_seed_that_was_drawn(monkeypatch, small_stretches, tmp_path, state):
+    path = tmp_path / "run"
+    with monkeypatch.context() as m:
+        Stop(m, after=6)
+        with pytest.raises(KeyboardInterrupt):
+            quick(random_state=state).fit(X, y, checkpoint=path)
+    seed = read(path)[1]["seed"]
+    found = quick(random_state=state).fit(X, y, checkpoint=path)
+    assert read(path)[1]["seed"] == seed == found._model.seed
+
+
 def test_checkpoints_are_checked_before_any_work(no_work, tmp_path):
-    for state in (None, np.random.RandomState(0)):
-        with pytest.raises(ValueError, match="checkpoint needs an integer random_state"):
-            quick(random_state=state).fit(X, y, checkpoint=tmp_path / "run")
     with pytest.raises(ValueError, match=r"checkpoint: .* is a folder"):
         quick().fit(X, y, checkpoint=tmp_path)
     with pytest.raises(ValueError, match="checkpoint: there is no folder"):

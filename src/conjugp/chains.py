@@ -127,12 +127,12 @@ def sample_chains(
                 now.sweeps >= total or time.monotonic() - saved > between
             ):
                 began = time.monotonic()
-                _save(checkpoint, now, mark)
+                _save(checkpoint, now, mark, schedule.seed)
                 saved = time.monotonic()
                 between = max(_CHECKPOINT_SECONDS, _CHECKPOINT_SHARE * (saved - began))
     except BaseException as error:
         if checkpoint is not None:
-            _save(checkpoint, now, mark)
+            _save(checkpoint, now, mark, schedule.seed)
         if isinstance(error, KeyboardInterrupt):
             raise Interrupted(now.draws) from None
         raise
@@ -227,7 +227,7 @@ def fingerprint(target: Target, schedule: Schedule) -> str:
     return digest.hexdigest()
 
 
-def save(path: str | os.PathLike[str], now: Run, mark: str) -> None:
+def save(path: str | os.PathLike[str], now: Run, mark: str, seed: int) -> None:
     """Write where all chains stand."""
     arrays = {}
     for i, (state, draws) in enumerate(zip(now.states, now.draws, strict=True)):
@@ -237,22 +237,33 @@ def save(path: str | os.PathLike[str], now: Run, mark: str) -> None:
         "kind": "gibbs checkpoint",
         "format": _FORMAT,
         "fingerprint": mark,
+        "seed": seed,
         "sweeps": now.sweeps,
         "rng": [state.rng.bit_generator.state for state in now.states],
     }
     files.write(path, arrays, header)
 
 
-def _save(path: str | os.PathLike[str], now: Run, mark: str) -> None:
+def _save(path: str | os.PathLike[str], now: Run, mark: str, seed: int) -> None:
     """Write where all chains stand; draws are not to be lost because a disk is full."""
     try:
-        save(path, now, mark)
+        save(path, now, mark, seed)
     except OSError as error:
         warnings.warn(f"checkpoint: {error}; the run goes on without", UserWarning, stacklevel=4)
 
 
-def load(path: str | os.PathLike[str], mark: str, target: Target, schedule: Schedule) -> Run:
-    """Go on from a file; it must be of the same data, settings and seed."""
+def kept_seed(path: str | os.PathLike[str], drawn: int) -> int:
+    """The seed of the run that a file belongs to, or one newly drawn if there is none yet."""
+    if not Path(path).exists():
+        return drawn
+    seed = _read(path)[1].get("seed")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise files.FileFormatError(f"{path} does not have the seed of its run")
+    return seed
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays and the header of a checkpoint."""
     arrays, header = files.read(path)
     if not isinstance(header, dict) or header.get("kind") != "gibbs checkpoint":
         raise files.FileFormatError(f"{path} is not a checkpoint of the Gibbs sampler")
@@ -260,6 +271,12 @@ def load(path: str | os.PathLike[str], mark: str, target: Target, schedule: Sche
         raise files.FileFormatError(
             f"{path} has format {header.get('format')}, this version of conjugp reads {_FORMAT}"
         )
+    return arrays, header
+
+
+def load(path: str | os.PathLike[str], mark: str, target: Target, schedule: Schedule) -> Run:
+    """Go on from a file; it must be of the same data, settings and seed."""
+    arrays, header = _read(path)
     if header["fingerprint"] != mark:
         raise ValueError(
             f"checkpoint: {path} belongs to other data, settings or another random_state; give "

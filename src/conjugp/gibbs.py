@@ -18,7 +18,14 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from conjugp import inducing
-from conjugp.chains import Interrupted, Schedule, n_workers, one_thread, sample_chains
+from conjugp.chains import (
+    Interrupted,
+    Schedule,
+    kept_seed,
+    n_workers,
+    one_thread,
+    sample_chains,
+)
 from conjugp.checks import check_rows, check_training_data
 from conjugp.classifier import GPClassifier, seed_of, unchanged_on_error
 from conjugp.costs import LONG_SECONDS, duration, gigabytes, long_run, seconds
@@ -222,7 +229,7 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         checkpoint : path or None, default=None
             File in which the state of all chains is kept as they go. If it exists, the run goes on
             from there with the draws it would have made, to the ``n_samples`` asked for now; it
-            must belong to the same data, settings and integer ``random_state``.
+            must belong to the same data and settings. A seed that was drawn is kept in it.
 
         Returns
         -------
@@ -232,13 +239,11 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         self._check()
         if checkpoint is not None:
             check_path("checkpoint", checkpoint)
-            if not isinstance(self.random_state, Integral):
-                raise ValueError(
-                    "checkpoint needs an integer random_state, to go on from the same one"
-                )
         require_arviz()
         stopped = False
         seed = seed_of(self.random_state)
+        if checkpoint is not None and not isinstance(self.random_state, Integral):
+            seed = kept_seed(checkpoint, seed)
         schedule = Schedule(self.n_chains, self.n_samples, self.n_warmup, self.thin, seed)
         with unchanged_on_error(self):
             problem = self._problem(X, y, seed)
