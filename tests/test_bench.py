@@ -19,6 +19,7 @@ ENTRIES = {
     "small": {"seconds", "median", "ratio", "passed"},
     "gibbs": {"n_points", "n_classes", "speed"},
     "rivals": {"budget", "inputs", "peers", "conjugp", "contests"},
+    "soak": {"seed", "passed", "seconds"},
 }
 CONTEST = {"target_nll", "ratio", "passed", "gpytorch", "gpytorch_settings", "gpytorch_seconds"}
 CONTEST |= {"conjugp", "conjugp_settings", "conjugp_seconds", "conjugp_nll"}
@@ -36,7 +37,9 @@ def script(monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("name", ["data", "record", "quality", "peers", "small", "gibbs", "rivals"])
+@pytest.mark.parametrize(
+    "name", ["data", "record", "quality", "peers", "small", "gibbs", "rivals", "soak"]
+)
 def test_scripts_import(script, name):
     assert script(name).__doc__
 

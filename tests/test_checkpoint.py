@@ -18,7 +18,7 @@ from conjugp.likelihoods import RobustMax
 from faces import fixed, minibatch, toy
 from test_saving import Cauchy, Noisy
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 from soak_kills import kill_fits
 
