@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("conjugp", "torch", "scikit-learn", "numpy", "scipy", "gpytorch", "linear_operator")
-PACKAGES += ("polyagamma", "arviz")
+PACKAGES += ("polyagamma", "arviz", "onnxruntime")
 
 
 def context() -> dict[str, Any]:

@@ -28,7 +28,7 @@ LAYERS = [
     {"fitting", "stream", "costs"},
     {"saving", "resuming"},
     {"classifier"},
-    {"gibbs"},
+    {"gibbs", "export"},
     {"cli", "__main__"},
 ]
 LAYER = {module: i for i, layer in enumerate(LAYERS) for module in layer}
@@ -42,6 +42,7 @@ ONLY_IN = {
     "matplotlib": {"plotting", "cli"},
     "typer": {"cli"},
     "rich": {"cli"},
+    "onnx": {"export"},
 }
 
 

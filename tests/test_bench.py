@@ -20,6 +20,7 @@ ENTRIES = {
     "gibbs": {"n_points", "n_classes", "speed"},
     "rivals": {"budget", "inputs", "peers", "conjugp", "contests"},
     "soak": {"seed", "passed", "seconds"},
+    "throughput": {"n_inducing", "n_features", "n_classes"},
 }
 CONTEST = {"target_nll", "ratio", "passed", "gpytorch", "gpytorch_settings", "gpytorch_seconds"}
 CONTEST |= {"conjugp", "conjugp_settings", "conjugp_seconds", "conjugp_nll"}
@@ -38,7 +39,7 @@ def script(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["data", "record", "quality", "peers", "small", "gibbs", "rivals", "soak"]
+    "name", ["data", "record", "quality", "peers", "small", "gibbs", "rivals", "soak", "throughput"]
 )
 def test_scripts_import(script, name):
     assert script(name).__doc__
@@ -147,6 +148,16 @@ def test_the_sampler_is_measured(script, monkeypatch):
     mixing = gibbs.mixing(posterior, 1)
     assert mixing["ratio"].keys() == set(gibbs.ESS)
     assert all(np.isfinite(list(one.values())).all() for one in mixing["median"].values())
+
+
+def test_throughput_is_measured(script):
+    throughput = script("throughput")
+    found = throughput.peak(3, 4, 2000, 20)
+    assert found["result_mb"] == pytest.approx(2000 * 3 * 8 / 2**20)
+    assert 0 <= found["grown_mb"] < throughput.MEMORY_LIMIT_MB
+    X, y = throughput.data(60, 4, 3)
+    clf = throughput.fitted(X, y, 20, "full")
+    assert throughput.rows_in(clf.predict_proba, X) >= 60
 
 
 def test_results_are_as_documented():

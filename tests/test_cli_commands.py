@@ -227,6 +227,17 @@ def test_ctrl_c_says_what_is_kept(folder, monkeypatch):
     assert (folder / "wine.conjugp").read_bytes() == before
 
 
+def test_a_checkpoint_changes_nothing_and_belongs_to_its_table(folder):
+    call = ("fit", "wine.csv", "--target", "label", "--checkpoint", "c.state", "-o", "new.conjugp")
+    for _ in range(2):  # the second time from the state that the first has left
+        assert conjugp(folder, *call).code == 0
+        old, new = load(folder / "wine.conjugp"), load(folder / "new.conjugp")
+        np.testing.assert_array_equal(new.inducing_points_, old.inducing_points_)
+        assert new.elbo_ == old.elbo_ and new.temperature_ == old.temperature_
+    said = fails(folder, *call, "--seed", 1, code=2)
+    assert "checkpoint" in said
+
+
 def test_a_real_ctrl_c(folder):
     code = (
         "import sys, time; from conjugp import GPClassifier, cli\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import conjugp
-from conjugp import conformal, kernels, likelihoods, metrics, plotting
+from conjugp import conformal, export, kernels, likelihoods, metrics, plotting
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.md"))
@@ -19,9 +19,8 @@ PAGES = [
     *EXAMPLES,
 ]
 WITH_CODE = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    *(ROOT / "docs" / name for name in ("api.md", "saving.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *(ROOT / "docs" / name for name in ("api.md", "deployment.md", "saving.md")),
     *EXAMPLES,
 ]
 
@@ -44,7 +43,8 @@ def anchors(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", WITH_CODE, ids=name_of)
-def test_code_runs(path):
+def test_code_runs(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # pages may write files
     names = {"__name__": "__main__"}
     code = blocks(path, "python")
     assert code
@@ -97,7 +97,10 @@ def test_the_signature_in_the_api_page():
     assert lines == expected
 
 
-@pytest.mark.parametrize("module", [conjugp, kernels, likelihoods, metrics, plotting, conformal])
+MODULES = [conjugp, kernels, likelihoods, metrics, plotting, conformal, export]
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_the_api_page_has_every_public_name(module):
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     missing = [

@@ -338,7 +338,9 @@ def test_latents_come_in_chunks_of_classes_too(monkeypatch):
     assert v.stride(1) == 0  # one variance for all classes is stored once
     seen: list[int] = []
     latent = type(model)._latent
-    monkeypatch.setattr(type(model), "_latent", lambda s, x: (seen.append(len(x)), latent(s, x))[1])
+    monkeypatch.setattr(
+        type(model), "_latent", lambda s, x, v: (seen.append(len(x)), latent(s, x, v))[1]
+    )
     monkeypatch.setattr(model_module, "_CHUNK_ELEMENTS", 3000)
     for a, b in zip(model.latent(X), (m, v), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)

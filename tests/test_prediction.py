@@ -81,6 +81,15 @@ def test_integral_against_the_full_grid(variance):
         np.testing.assert_allclose(got, tensor_product(m, v, n)[0], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("offset", [-15.0, -25.0, -40.0, -70.0])
+def test_integral_keeps_the_digits_of_tiny_probabilities(offset):
+    """A temperature of 8 makes 1e-3 of 1e-24."""
+    m, v = np.array([0.5, -1.0, offset]), np.array([1.0, 2.0, 3.0])
+    truth = tensor_product(m, v, 121)[0][2]
+    assert truth < 1e-5
+    assert proba(m[None], v[None])[0, 2] == pytest.approx(truth, rel=1e-6)
+
+
 def test_integral_at_zero_variance_is_the_likelihood():
     f = torch.tensor([[0.0, 1.0, -3.0], [-1e4, -1e4 + 1, -1e4 - 2], [1e4, 1e4, -1e4]]).double()
     got = LIKELIHOOD.integral(f, torch.zeros_like(f))

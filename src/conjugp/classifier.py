@@ -444,7 +444,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         """Probabilities of rows in working units."""
         options = self.options or FitOptions()
         model = self._fitted.model
-        m, v = model.latent(X)
+        m, v = model.latent(X, variance=self.variance_scale_ > 0.0)
         p = predict_proba(
             model.likelihood,
             m,

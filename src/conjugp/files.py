@@ -11,6 +11,8 @@ import os
 import re
 import uuid
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +56,23 @@ def write(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], header: A
     sums = _sums(whole)
     text = json.dumps({"header": header, "sums": sums}, allow_nan=False)
     metadata = {_KEY: text, _SUM: str(zlib.crc32(text.encode()))}
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        temporary.touch()
+    with replaced(path) as temporary:
         mode = temporary.stat().st_mode  # the user's usual one, where safetensors takes 0600
         try:
             save_file(whole, temporary, metadata)
         except SafetensorError as error:
             raise OSError(f"{path} could not be written ({error})") from error
         temporary.chmod(mode)
+
+
+@contextmanager
+def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A new, empty file to write to, which takes the place of `path` if all goes well."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        temporary.touch()
+        yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)

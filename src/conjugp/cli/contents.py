@@ -259,14 +259,23 @@ def _training(clf: Any) -> tuple[str, Any]:
         f"The objective {settled} after {clf.n_iter_} passes over the rows. "
         f"Temperature {clf.temperature_:.3g}, ELBO {clf.elbo_:,.1f} nats. Kernel: {clf.kernel_}."
     )
-    if len(getattr(clf, "history_", ())) < 2:
+    # The last fit by epochs: its seconds come after those that the choice of a kernel took.
+    history = [
+        {**entry, "seconds": entry["epoch"]}
+        for entry in getattr(clf, "history_", ())
+        if entry["stage"] == "fit"
+    ]
+    if len(history) < 2:
         return text, None
     from matplotlib.figure import Figure
 
     from conjugp.plotting import TrainingCurveDisplay
 
     figure = Figure(figsize=(4.6, 3.0), layout="constrained")
-    TrainingCurveDisplay.from_estimator(clf, ax=figure.subplots())
+    ax = TrainingCurveDisplay(history).plot(figure.subplots()).ax_
+    ax.set_xlabel("epoch")
+    if (legend := ax.get_legend()) is not None:
+        legend.remove()
     return text, picture(figure, "training", "The objective during the fit")
 
 

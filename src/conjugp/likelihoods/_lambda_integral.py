@@ -3,7 +3,7 @@
 p_k = ∫₀^∞ E[σ_k e^{−λσ_k}] ∏_{c≠k} E[e^{−λσ_c}] dλ, the trapezoid rule in t = log λ. Every
 inner expectation is again a trapezoid rule, in f, with nodes where e^{−λσ(f)} falls from 1 to
 e^−λ. Those nodes do not depend on the row, so for v ≥ ¼ all inner expectations of a stretch of t
-are two matrix products; narrow Gaussians use standardised nodes instead. Stretches follow one
+are one matrix product; narrow Gaussians use standardised nodes instead. Stretches follow one
 another until ∏E[e^{−λσ}], which is the probability mass still to come, has vanished. The expected
 entropy of p(· | f) is an integral of the same kind (U3).
 """
@@ -23,7 +23,8 @@ _H = 0.5  # step in t and in f: both rules err by about exp(−π²/h) = 3e-9
 _TILE = 32  # values of t at a time
 _TAIL = 20.0  # e^{−λσ(f)} is flat below −t − TAIL and above TAIL,
 _DROP = 5.0  # and, where t ≥ DROP, above −t + DROP, where it is e^−70 or less
-_STEP = 1.7  # width of the normal distribution function that stands in for σ
+_EDGE = 0.75  # width of the normal distribution functions between there and the nodes,
+_REACH = 6.0 * _EDGE  # and how far they go
 _NARROW = 0.25  # below this variance the step in f is too coarse
 _DONE = 1e-11  # mass left when to stop
 _SOFT = -20.0  # latents all below this: σ(f) = e^f to 2e-9, and probabilities ignore a shift
@@ -90,11 +91,12 @@ def _entropy(m: Tensor, v: Tensor, level: float) -> Tensor:
     """E[log Σσ] − Σ_k E[p_k log σ_k] (U3)."""
     t = _start(m, level) + torch.arange(64, dtype=m.dtype, device=m.device) * _H
     log_total = torch.exp(-torch.exp(t + level)).sum().expand(len(m)).clone()
-    log_own, left = torch.zeros_like(log_total), torch.ones_like(log_total)
+    log_own, mass, left = (torch.full_like(log_total, x) for x in (0.0, 0.0, 1.0))
     for i, tile in enumerate(_tiles(m, v, level, logs=True)):
         assert tile.log_share is not None
         log_total -= left * tile.product.sum(-1)
         log_own += left * tile.log_share.sum((-2, -1))
+        mass += left * tile.share.sum((-2, -1))
         # A row comes to its own end, whichever others are asked for.
         left = left * (tile.product[:, -1] > _DONE)
         if i == 0:
@@ -102,7 +104,9 @@ def _entropy(m: Tensor, v: Tensor, level: float) -> Tensor:
             series = math.exp(-_H) / -math.expm1(-_H)
             sigma = tile.share[..., 0].sum(-1) * -math.expm1(-_H)
             log_total += series * (sigma - torch.exp(t[0] + level))
-    return level + _H * (log_total - log_own)
+    # The mass is 1 but for the error of the rule, which log_own shares.
+    # A difference of numbers of the size of the means: rounding may leave less than nothing.
+    return (level + _H * log_total - log_own / mass).clamp_min_(0.0)
 
 
 class _Tile(NamedTuple):
@@ -145,40 +149,65 @@ def _tiles(m: Tensor, v: Tensor, level: float, logs: bool = False) -> Iterator[_
 
 
 class _Wide:
-    """F = E[e^{−λσ}], λG = E[λσ e^{−λσ}] and λE[σ log σ e^{−λσ}] for v ≥ ¼ (P2, U3)."""
+    """F = E[e^{−λσ}], λG = E[λσ e^{−λσ}] and λE[σ log σ e^{−λσ}] for v ≥ ¼ (P2, U3).
+
+    Smooth steps share the line out: below the first node e^{−λσ} is 1 and λσ is λe^f, above the
+    last one σ is 1, and the expectations of these are known. All terms are positive, so numbers
+    as small as e^{−λ} or λE[σ] keep their digits.
+    """
 
     def __init__(self, m: Tensor, v: Tensor, mask: Tensor) -> None:
         self.index = None if bool(mask.all()) else mask.nonzero().squeeze(1)
         m, v = m.reshape(-1), v.reshape(-1)
         self.m, self.v = (m, v) if self.index is None else (m[self.index], v[self.index])
         self.inverse_sd = torch.rsqrt(self.v)
-        self.height = self.inverse_sd / math.sqrt(2.0 * math.pi)
-        self.step = torch.special.ndtr(self.m / torch.sqrt(self.v + _STEP**2))
+        self.log_height = torch.log(self.inverse_sd * (_H / math.sqrt(2.0 * math.pi)))
+        self.inverse_width = torch.rsqrt(self.v + _EDGE**2)
 
     def fill(self, t: Tensor, F: Tensor, G: Tensor, L: Tensor | None = None) -> None:
         if not self.m.numel():
             return
         low, high = -float(t[-1]) - _TAIL, _DROP - float(t[0])
-        high = high if high <= 0.0 else _TAIL
-        x = torch.arange(math.floor(low / _H), math.ceil(high / _H) + 1, device=t.device) * _H
+        ends = high > 0.0  # otherwise e^{−λσ} is 0 there
+        high = _TAIL if ends else high
+        first, last = low - _REACH, high + _REACH * ends
+        x = torch.arange(math.floor(first / _H), math.ceil(last / _H) + 1, device=t.device) * _H
         x = x.to(t.dtype)
-        log_s = torch.nn.functional.logsigmoid(x)
-        scaled = torch.exp((t[:, None] + log_s).clamp_max(50.0))
-        survive = torch.exp(-scaled)
         lam = torch.exp(t.clamp_max(50.0))
-        end = torch.exp(-lam)
-        fall = _H * scaled * torch.sigmoid(-x) * survive  # −∂/∂x e^{−λσ(x)}
-        # λσe^{−λσ} less its limit at large f times a smooth step, whose expectation is known.
-        bump = _H * (scaled * survive - (lam * end)[:, None] * torch.special.ndtr(x / _STEP))
+        log_s = torch.nn.functional.logsigmoid(x)[:, None]
+        scaled = torch.exp((t + log_s).clamp_max(50.0))
+        inside = torch.special.ndtr((x - low) / _EDGE)
+        if ends:
+            inside = inside * torch.special.ndtr((high - x) / _EDGE)
+        survive = inside[:, None] * torch.exp(-scaled)
         z = (x - self.m[:, None]).mul_(self.inverse_sd[:, None])
-        f = torch.addmm(end[None], torch.special.ndtr(z), fall.T)
-        density = z.square_().mul_(-0.5).clamp_(min=-300.0).exp_()
-        g = (density @ bump.T).mul_(self.height[:, None])
-        g.addcmul_(self.step[:, None], lam * end).clamp_min_(0.0)
+        density = z.square_().mul_(-0.5).add_(self.log_height[:, None]).clamp_(min=-300.0).exp_()
+        f, g = (density @ torch.cat([survive, survive * scaled], 1)).chunk(2, 1)
+        below = (low - self.m) * self.inverse_width
+        f += torch.special.ndtr(below)[:, None]
+        # E[e^f; f below]: a Gaussian around m + v.
+        tilted, log_scale = below - self.v * self.inverse_width, self.m + 0.5 * self.v
+        tail = torch.exp(log_scale + torch.special.log_ndtr(tilted))
+        g = g.addcmul(tail[:, None], lam)
+        if ends:
+            end = (
+                torch.special.ndtr((self.m - high) * self.inverse_width)[:, None] * lam.neg().exp()
+            )
+            f, g = f + end, g.addcmul(end, lam)
         rows = slice(None) if self.index is None else self.index
         F[rows], G[rows] = f, g
         if L is not None:
-            L[rows] = (density @ (_H * scaled * survive * log_s).T).mul_(self.height[:, None])
+            # E[f e^f; f below], where log σ is f.
+            edge = torch.exp(log_scale - 0.5 * tilted.square()) / math.sqrt(2.0 * math.pi)
+            tail = (self.m + self.v) * tail - self.v * self.inverse_width * edge
+            L[rows] = (density @ (survive * scaled * log_s)).addcmul_(tail[:, None], lam)
+
+
+def narrow_nodes() -> tuple[Tensor, Tensor]:
+    """Standardised nodes and their weights."""
+    z = torch.arange(-8, 9, dtype=torch.float64) * 0.75
+    w = torch.exp(-0.5 * z * z)
+    return z, w / w.sum()
 
 
 class _Narrow:
@@ -187,9 +216,7 @@ class _Narrow:
     def __init__(self, m: Tensor, v: Tensor, mask: Tensor) -> None:
         self.index = mask.nonzero().squeeze(1)
         m, v = m.reshape(-1)[self.index], v.reshape(-1)[self.index]
-        z = torch.arange(-8, 9, dtype=m.dtype, device=m.device) * 0.75
-        w = torch.exp(-0.5 * z * z)
-        self.w = w / w.sum()
+        z, self.w = (x.to(m) for x in narrow_nodes())
         self.log_s = torch.nn.functional.logsigmoid(m[:, None] + v.sqrt()[:, None] * z)
 
     def fill(self, t: Tensor, F: Tensor, G: Tensor, L: Tensor | None = None) -> None:

@@ -319,7 +319,7 @@ def _narrow(m: Tensor, v: float, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _wide(m: Tensor, v: float, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same for v ≥ 1 on nodes in f, as (P2) has it, all with relative precision."""
+    """The same for v ≥ 1 on nodes in f, F by parts, all with relative precision."""
     sd, h = math.sqrt(v), 0.4
     low = math.floor(min(float(m[0]) + v - 7.0 * sd, float(m[0]) - 22.0) / h)
     x = torch.arange(low, math.ceil(_HIGH / h) + 1, dtype=m.dtype, device=m.device) * h
