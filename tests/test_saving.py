@@ -31,7 +31,7 @@ from conjugp.saving import read_info, save
 from faces import decoupled, fixed, minibatch, toy
 from samplers import quick
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parent / "formats"
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 from soak_kills import kill_saves  # noqa: E402
