@@ -173,34 +173,36 @@ class _Wide:
         first, last = low - _REACH, high + _REACH * ends
         x = torch.arange(math.floor(first / _H), math.ceil(last / _H) + 1, device=t.device) * _H
         x = x.to(t.dtype)
-        lam = torch.exp(t.clamp_max(50.0))
-        log_s = torch.nn.functional.logsigmoid(x)[:, None]
-        scaled = torch.exp((t + log_s).clamp_max(50.0))
+        log_s = torch.nn.functional.logsigmoid(x)
+        scaled = torch.exp((t + log_s[:, None]).clamp_max(50.0))
         inside = torch.special.ndtr((x - low) / _EDGE)
         if ends:
             inside = inside * torch.special.ndtr((high - x) / _EDGE)
         survive = inside[:, None] * torch.exp(-scaled)
         z = (x - self.m[:, None]).mul_(self.inverse_sd[:, None])
         density = z.square_().mul_(-0.5).add_(self.log_height[:, None]).clamp_(min=-300.0).exp_()
-        f, g = (density @ torch.cat([survive, survive * scaled], 1)).chunk(2, 1)
+        bump = survive * scaled
         below = (low - self.m) * self.inverse_width
-        f += torch.special.ndtr(below)[:, None]
-        # E[e^f; f below]: a Gaussian around m + v.
-        tilted, log_scale = below - self.v * self.inverse_width, self.m + 0.5 * self.v
-        tail = torch.exp(log_scale + torch.special.log_ndtr(tilted))
-        g = g.addcmul(tail[:, None], lam)
+        tilted = below - self.v * self.inverse_width
+        log_tail = torch.special.log_ndtr(tilted)
+        # λE[σ] below the nodes, for the first λ; both factors may be out of range.
+        mean = torch.exp(self.m + 0.5 * self.v + log_tail + t[0])
+        growth = torch.exp(t - t[0])
+        f, g = (density @ torch.cat([survive, bump], 1)).chunk(2, 1)
+        f = f + torch.special.ndtr(below)[:, None]
+        g = g.addcmul(mean[:, None], growth)
         if ends:
-            end = (
-                torch.special.ndtr((self.m - high) * self.inverse_width)[:, None] * lam.neg().exp()
-            )
+            above = torch.special.ndtr((self.m - high) * self.inverse_width)
+            lam = torch.exp(t)
+            end = above[:, None] * torch.exp(-lam)
             f, g = f + end, g.addcmul(end, lam)
         rows = slice(None) if self.index is None else self.index
         F[rows], G[rows] = f, g
         if L is not None:
-            # E[f e^f; f below], where log σ is f.
-            edge = torch.exp(log_scale - 0.5 * tilted.square()) / math.sqrt(2.0 * math.pi)
-            tail = (self.m + self.v) * tail - self.v * self.inverse_width * edge
-            L[rows] = (density @ (survive * scaled * log_s)).addcmul_(tail[:, None], lam)
+            # Below the nodes σ log σ = f e^f, and f has a truncated normal's mean; above them 0.
+            mills = torch.exp(-0.5 * tilted.square() - log_tail) / math.sqrt(2.0 * math.pi)
+            lower = mean * (self.m + self.v - self.v * self.inverse_width * mills)
+            L[rows] = (density @ (bump * log_s[:, None])).addcmul_(lower[:, None], growth)
 
 
 def narrow_nodes() -> tuple[Tensor, Tensor]:
