@@ -19,6 +19,7 @@ ENTRIES = {
     "small": {"seconds", "median", "ratio", "passed"},
     "gibbs": {"n_points", "n_classes", "speed"},
     "rivals": {"budget", "inputs", "peers", "conjugp", "contests"},
+    "soak": {"seed", "passed", "seconds"},
     "throughput": {"n_inducing", "n_features", "n_classes"},
 }
 CONTEST = {"target_nll", "ratio", "passed", "gpytorch", "gpytorch_settings", "gpytorch_seconds"}
@@ -38,7 +39,7 @@ def script(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["data", "record", "quality", "peers", "small", "gibbs", "rivals", "throughput"]
+    "name", ["data", "record", "quality", "peers", "small", "gibbs", "rivals", "soak", "throughput"]
 )
 def test_scripts_import(script, name):
     assert script(name).__doc__

@@ -113,9 +113,7 @@ class Decoder:
         self.arrays, self.devices = arrays, devices
         self.unused = set(arrays)
         self._classes = {name_of(cls): cls for cls in classes}
-        # Under another module too: a class from a notebook may have moved since.
-        given = {cls.__qualname__: cls for cls in custom}
-        self._custom = {**given, **{name_of(cls): cls for cls in custom}}
+        self._custom = list(custom)
         self._tensors: dict[str, Tensor] = {}
 
     def __call__(self, plain: Any, depth: int = 0) -> Any:
@@ -172,8 +170,10 @@ class Decoder:
         return self._tensors[name]
 
     def _object(self, name: str, held: dict[str, Any]) -> Any:
-        cls = self._classes.get(name) or self._custom.get(name)
-        cls = cls or self._custom.get(name.rpartition(".")[2])
+        # A class of one's own may have moved to another module since.
+        own = [c for c in self._custom if name.endswith(f".{c.__qualname__}")]
+        own = [c for c in own if name_of(c) == name] or own
+        cls = self._classes.get(name) or (own[0] if own else None)
         if cls is None:
             raise UnknownClassError(name)
         fields = fields_of(cls)
