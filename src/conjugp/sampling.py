@@ -171,20 +171,21 @@ def run(
     rng = np.random.Generator(type(state.rng.bit_generator)())
     rng.bit_generator.state = state.rng.bit_generator.state
     chain = Chain(state.f, state.g, state.lam)
-    g, loglik, theta, mean = [], [], [], []
+    f, g, theta, mean = [], [], [], []
     for done in range(state.sweeps + 1, state.sweeps + n_sweeps + 1):
         sweep(chain, walk.prior, target.mean, target.data, target.augmentation, rng)
         if target.kernel_scale:
             walk.move(chain, rng, centred=done % 2 == 0)
         if done > n_warmup and (done - n_warmup) % thin == 0:
+            f.append(chain.f)
             g.append(chain.g)
-            loglik.append(log_likelihood(target.data, chain.f))
             theta.append(walk.theta.copy())
             mean.append(walk.draw_mean(chain.g, rng))
     state = State(chain.f, chain.g, chain.lam, walk.theta, rng, state.sweeps + n_sweeps)
     if not g:
         return state, Draws.none(target)
-    return state, Draws(np.array(g), np.array(loglik), np.array(theta), np.array(mean))
+    loglik = log_likelihood(target.data, np.array(f))
+    return state, Draws(np.array(g), loglik, np.array(theta), np.array(mean))
 
 
 class Walk:
@@ -246,7 +247,7 @@ class Walk:
                 value, moved = at.field.log_prior(r)
             else:
                 moved = at.field.place(g, noise)
-                value = log_likelihood(target.data, _put(chain.f, rows, mean + moved))
+                value = float(log_likelihood(target.data, _put(chain.f, rows, mean + moved)))
             return value - 0.5 * float(gap @ gap), moved
 
         last = (here, self.fields[k], r)

@@ -184,8 +184,8 @@ class Observations:
         return np.arange(len(self.y))
 
     def at_rows(self, values: Array) -> Array:
-        """(C, U) -> (C, N)."""
-        return values if self.index is None else np.take(values, self.index, axis=1)
+        """(..., C, U) -> (..., C, N)."""
+        return values if self.index is None else np.take(values, self.index, axis=-1)
 
     def at_inputs(self, values: Array, n_inputs: int) -> Array:
         """Sums over the rows of every input, (C, N) -> (C, U)."""
@@ -195,14 +195,15 @@ class Observations:
         return np.array(out, dtype=np.float64)
 
 
-def log_likelihood(data: Observations, f: Array) -> float:
-    """Σ_i log p(y_i | f) of the logistic-softmax, f (C, U) (M2)."""
+def log_likelihood(data: Observations, f: Array) -> Array:
+    """Σ_i log p(y_i | f) of the logistic-softmax, f (..., C, U) -> (...) (M2)."""
     f = data.at_rows(f)
     s = expit(f)
-    own, total = s[data.y, data.rows], s.sum(axis=0)
+    own, total = s[..., data.y, data.rows], s.sum(axis=-2)
     if own.min() > _TINY:  # nothing has underflowed
-        return float(np.log(own / total).sum())
-    return float((log_expit(f[data.y, data.rows]) - logsumexp(log_expit(f), axis=0)).sum())
+        return np.log(own / total).sum(axis=-1)
+    own, total = log_expit(f[..., data.y, data.rows]), logsumexp(log_expit(f), axis=-2)
+    return (own - total).sum(axis=-1)
 
 
 def draw_lambda(s: Array, rng: np.random.Generator) -> Array:
