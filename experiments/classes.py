@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images"
 N_FEATURES = 32
 CLASSES = (100, 300, 1000, 3000, 10_000)
 CLASS_BATCH, BATCH, N_INDUCING = 512, 512, 1000
-STEPS, REPEATS = 12, 5
+STEPS, REPEATS = 60, 5  # the start of a fit, once for so many steps, is counted in
 SIZES = ((100_000, 1000), (100_000, 10_000), (1_000_000, 1000), (1_000_000, 10_000))
 KINDS = ("nearest", "hierarchical")
 
@@ -53,8 +54,8 @@ def problem(kind: str, n: int, n_classes: int, seed: int = 0) -> tuple[NDArray, 
 # --- steps --------------------------------------------------------------------------------------
 
 
-def step_seconds(n_classes: int, class_batch: int | None) -> list[float]:
-    """Seconds of a step of the mean, kernel rows included, several times over."""
+def stepper(n_classes: int, class_batch: int | None) -> Callable[[], float]:
+    """Gives the seconds of a step of the mean, kernel rows included, whenever it is called."""
     from conjugp.decoupled import MeanSettings, fit_weights, kernel_rows, start_mean
     from conjugp.kernels import RBF
     from conjugp.likelihoods import LogisticSoftmax
@@ -68,24 +69,33 @@ def step_seconds(n_classes: int, class_batch: int | None) -> list[float]:
     kernel, Z = RBF(5.0, 30.0), data.X[:N_INDUCING]
     start = start_mean(len(Z), torch.full((n_classes,), -math.log(n_classes)))
     rows = kernel_rows(kernel, Z, data, settings)
-    generator, found = torch.Generator().manual_seed(0), []
-    for _ in range(REPEATS + 1):
+    generator = torch.Generator().manual_seed(0)
+
+    def seconds() -> float:
         began = time.perf_counter()
         fit_weights(kernel, Z, data, start, settings, generator, rows=rows)
-        found.append((time.perf_counter() - began) / STEPS)
-    return found[1:]
+        return (time.perf_counter() - began) / STEPS
+
+    return seconds
 
 
 def steps() -> dict[str, Any]:
     """A class batch, and for comparison the sum over all classes."""
-    seconds: dict[str, dict[str, list[float]]] = {"sampled": {}, "summed": {}}
-    for n_classes in CLASSES:
-        for name, size in (("sampled", CLASS_BATCH), ("summed", None)):
-            seconds[name][str(n_classes)] = step_seconds(n_classes, size)
-            print(name, n_classes, f"{statistics.median(seconds[name][str(n_classes)]):.4f} s")
+    sizes = {"sampled": CLASS_BATCH, "summed": None}
+    steppers = {(name, c): stepper(c, size) for name, size in sizes.items() for c in CLASSES}
+    seconds: dict[str, dict[str, list[float]]] = {
+        name: {str(c): [] for c in CLASSES} for name in sizes
+    }
+    # In turn, so that whatever else the machine does meets all alike; the first round warms up.
+    for turn in range(REPEATS + 1):
+        for (name, c), measure in steppers.items():
+            found = measure()
+            if turn:
+                seconds[name][str(c)].append(found)
     median = {
         name: {c: statistics.median(x) for c, x in each.items()} for name, each in seconds.items()
     }
+    print(json.dumps(median, indent=1))
     large = [x for c, x in median["sampled"].items() if int(c) >= 1000]
     return {
         **context(),
