@@ -87,6 +87,10 @@ def test_filtering_and_more(opened):
     page.locator("#filter").fill("CLASS_2")
     rows = page.locator("#browse tbody tr:not([hidden])").all_inner_texts()
     assert rows and all("class_2" in row for row in rows)
+    # Cells one by one: the end of one and the start of the next are no word.
+    row, label = column(page, 1)[0], column(page, 2)[0]
+    page.locator("#filter").fill(row + label)
+    assert column(page, 1) == []
     page.locator("#filter").fill("nothing has this")
     assert column(page, 1) == [] and page.locator("#count").inner_text() == "0 of 0 shown"
     page.locator("#filter").fill("")
@@ -136,6 +140,13 @@ def test_nothing_is_cut_and_everything_can_be_read(opened, width, scheme):
         }).map(e => e.outerHTML.slice(0, 80))"""
     )
     assert not cut
+    # No name or cell is cut off within its own box.
+    sliced = page.evaluate(
+        """() => [...document.querySelectorAll("td, th, .name, nav, nav a")].filter(e =>
+          e.getClientRects().length && e.scrollWidth > e.clientWidth + 1 && e.clientWidth
+        ).map(e => e.outerHTML.slice(0, 80))"""
+    )
+    assert not sliced
     # Contrast of text on what is behind it, as WCAG AA has it.
     poor = page.evaluate(CONTRAST)
     assert not poor

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ from conjugp.cli import demo, export
 from conjugp.cli.fit import _kernel
 from conjugp.cli.models import load_model
 from conjugp.cli.scores import split
+from conjugp.cli.tables import TableError
 from conjugp.kernels import RBF, Linear, Matern32
 
 COMMANDS = ["fit", "predict", "evaluate", "report", "info", "export", "demo"]
@@ -87,12 +89,11 @@ def test_every_command_has_json_and_debug():
         assert "--json" in text and "--debug" in text
 
 
-def test_the_three_commands_of_the_readme(tmp_path):
+def test_the_commands_of_the_readme(tmp_path):
     text = (commands.Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
     block = next(b for b in re.findall(r"```sh\n(.*?)```", text, re.S) if "report" in b)
     install, *lines = block.splitlines()
-    assert install.startswith("pip install") and len(lines) == 2
-    commands.write_wine(tmp_path)
+    assert install.startswith("pip install") and len(lines) == 3
     for line in lines:
         program, *arguments = shlex.split(line)
         result = conjugp(tmp_path, *arguments)
@@ -174,6 +175,9 @@ def test_kernels_by_name():
         (["--test-size", "0.95"], "--test-size"),
         (["--nonsense"], "--nonsense"),
         (["--test", "other.xlsx"], "tables are read from"),
+        (["--ignore", "alcohool"], "--ignore: there is no column 'alcohool'; did you mean"),
+        (["--checkpoint", "wine.csv"], "--checkpoint 'wine.csv' is the same file as 'wine.csv'"),
+        (["--checkpoint", "new.conjugp"], "is the same file as 'new.conjugp'"),
     ],
 )
 def test_fit_refuses(folder, no_fit, options, words):
@@ -205,11 +209,42 @@ def test_numbers_too_large_for_the_estimator(tmp_path):
 
 
 def test_files_that_are_not_there_or_cannot_be_written(folder, no_fit):
-    assert "No such file" in fails(folder, "fit", "no.csv", "--target", "y", code=3)
+    said = fails(folder, "fit", "no.csv", "--target", "y", code=3)
+    assert said == "there is no file no.csv"
     said = fails(folder, "fit", "wine.csv", "--target", "label", "-o", "no/x.conjugp", code=3)
     assert "no/x.conjugp" in said
-    assert "no.conjugp" in fails(folder, "info", "no.conjugp", code=3)
-    assert fails(folder, "predict", "wine.csv", "wine.csv", code=3)
+    assert fails(folder, "info", "no.conjugp", code=3) == "there is no file no.conjugp"
+    said = fails(folder, "predict", "wine.csv", "wine.conjugp", code=3)
+    assert said == "wine.csv is not a conjugp model file; give the model first, then the table"
+    (folder / "r.py").write_text("print()")
+    said = fails(folder, "predict", "r.py", "wine.csv", code=3)
+    assert said == "r.py is not a conjugp model file"
+    (folder / "cut.conjugp").write_bytes((folder / "wine.conjugp").read_bytes()[:5000])
+    assert "damaged" in fails(folder, "predict", "cut.conjugp", "wine.csv", code=3)
+
+
+def test_no_command_writes_over_what_it_reads(folder, no_fit):
+    shutil.copy(folder / "wine.csv", folder / "other.csv")
+    (folder / "link.csv").symlink_to("wine.csv")
+    (folder / "hard.csv").hardlink_to(folder / "wine.csv")
+    (folder / "model.csv").write_bytes((folder / "wine.conjugp").read_bytes())
+    (folder / "page.html").write_bytes((folder / "wine.conjugp").read_bytes())
+    (folder / "m.onnx").write_bytes((folder / "wine.conjugp").read_bytes())
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for name in ("wine.csv", "./wine.csv", "link.csv", "hard.csv"):
+        said = fails(folder, "predict", "wine.conjugp", "wine.csv", "-o", name)
+        assert "is the same file as 'wine.csv'" in said
+    assert "same file" in fails(folder, "predict", "model.csv", "wine.csv", "-o", "model.csv")
+    assert "same file" in fails(folder, "report", "page.html", "wine.csv", "-o", "page.html")
+    assert "same file" in fails(folder, "export", "m.onnx", "m.onnx")
+    for name in ("wine.csv", "new.CSV", "new.parquet", "new.npz", "new.json", "new.html"):
+        said = fails(folder, "fit", "wine.csv", "--target", "label", "-o", name)
+        assert said.endswith(f"call the model {name[: -len(name.split('.')[-1])]}conjugp")
+    (folder / "table.data").symlink_to("other.csv")
+    options = ("--target", "label", "-o", "table.data")
+    assert "same file" in fails(folder, "fit", "wine.csv", "--test", "other.csv", *options)
+    (folder / "table.data").unlink()
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_ctrl_c_says_what_is_kept(folder, monkeypatch):
@@ -293,7 +328,7 @@ def test_errors_in_json(folder):
 
 
 def test_predictions_are_the_estimators(folder):
-    clf = load(folder / "wine.conjugp")
+    clf = load_model(folder / "wine.conjugp").clf
     rows = read_rows((folder / "wine.csv").read_text())
     X = np.array([[float(v) for k, v in row.items() if k != "label"] for row in rows])
     p, parts = clf.predict_proba(X), clf.predict_uncertainty(X)
@@ -321,7 +356,7 @@ def test_the_most_probable_classes_from_and_to_a_pipe(folder):
     data = (folder / "wine.csv").read_bytes()
     options = ("--top-k", 2, "-o", "-")
     result = conjugp(folder, "predict", "wine.conjugp", "-", *options, stdin=data)
-    clf = load(folder / "wine.conjugp")
+    clf = load_model(folder / "wine.conjugp").clf
     rows = read_rows(result.out)
     assert list(rows[0]) == ["prediction", "label_1", "p_1", "label_2", "p_2"]
     X = np.array([[float(v) for v in line.split(",")[:-1]] for line in data.decode().split()[1:]])
@@ -380,6 +415,42 @@ def test_columns_that_are_not_used_are_named(folder):
     assert result.code == 0 and "not used" in result.err and "'0'" in result.err
 
 
+def test_the_decimal_sign_is_the_tables(tmp_path, wine):
+    text = (wine / "wine.csv").read_text()
+    (tmp_path / "comma.csv").write_text(text.replace(",", ";").replace(".", ","))
+    shutil.copy(wine / "wine.csv", tmp_path)
+    call = ("predict", wine / "wine.conjugp", "comma.csv", "-o", "-")
+    said = fails(tmp_path, *call)
+    assert "'14,23' in row 1" in said and said.endswith("say --decimal ,")
+    expected = conjugp(tmp_path, "predict", wine / "wine.conjugp", "wine.csv", "-o", "-").out
+    assert conjugp(tmp_path, *call, "--decimal", ",").out == expected
+    call = (wine / "wine.conjugp", "comma.csv", "--decimal", ",", "--json")
+    assert conjugp(tmp_path, "evaluate", *call).json["n_rows"] == 36
+    assert conjugp(tmp_path, "report", *call).json["n_rows"] == 36
+    # A model of a table with commas takes either, and its own without a word.
+    model = load_model(wine / "wine.conjugp")
+    model = replace(model, encoding=replace(model.encoding, decimal=","))
+    model.save(tmp_path / "comma.conjugp")
+    call = ("predict", "comma.conjugp")
+    assert conjugp(tmp_path, *call, "comma.csv", "-o", "-").out == expected
+    assert fails(tmp_path, *call, "wine.csv").endswith("say --decimal .")
+    assert conjugp(tmp_path, *call, "wine.csv", "--decimal", ".", "-o", "-").out == expected
+
+
+def test_models_from_python(folder):
+    clf, model = load(folder / "wine.conjugp"), load_model(str(folder / "wine.conjugp"))
+    rows = read_rows((folder / "wine.csv").read_text())
+    names = [name for name in rows[0] if name != "label"]
+    assert clf.feature_names_in_.tolist() == names
+    columns = {name: [float(row[name]) for row in rows] for name in reversed(names)}
+    p = model.predict_proba(folder / "wine.csv")
+    np.testing.assert_array_equal(model.predict_proba(columns), p)
+    cells = {name: np.array([str(v) for v in column]) for name, column in columns.items()}
+    np.testing.assert_array_equal(model.predict_proba(cells), p)
+    with pytest.raises(TableError, match="same length"):
+        model.predict_proba(columns | {"ash": [1.0]})
+
+
 def test_parquet_without_pyarrow(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     said = fails(folder, "predict", "wine.conjugp", "wine.csv", "-o", "p.parquet", code=4)
@@ -400,6 +471,12 @@ def test_evaluate(folder):
     assert right / 36 == pytest.approx(1 - said["scores"]["error"])
     text = conjugp(folder, "evaluate", "wine.conjugp", "wine.csv").out
     assert "36 rows it has not seen" in text and "class_2" in text
+    lines = (folder / "wine.csv").read_text().splitlines()
+    (folder / "few.csv").write_text("\n".join(lines[:1] + lines[1::9]))
+    assert (
+        "note: only 20 rows are scored"
+        in conjugp(folder, "evaluate", "wine.conjugp", "few.csv").err
+    )
     (folder / "a-file").write_text("")
     said = fails(folder, "evaluate", "wine.conjugp", "wine.csv", "--plots", "a-file")
     assert "--plots" in said
@@ -409,6 +486,7 @@ def test_info(folder):
     text = conjugp(folder, "info", "wine.conjugp").out
     assert "142 rows of wine.csv, 36 more held out" in text and "magnesium" in text
     said = conjugp(folder, "info", "wine.conjugp", "--json").json
+    assert "rows" not in said["extra"]["table"]["origin"]
     assert said["kind"] == "GPClassifier" and said["summary"]["n_classes"] == 3
     (folder / "cut.conjugp").write_bytes((folder / "wine.conjugp").read_bytes()[:-9])
     assert "cut.conjugp" in fails(folder, "info", "cut.conjugp", code=3)
@@ -422,10 +500,18 @@ def test_a_model_that_was_not_made_here(folder):
 
 
 @pytest.mark.parametrize(
-    "change", [{"seed": -1}, {"seed": "0"}, {"test_size": 7}, {"command": None}, {"scores": 3}]
+    "change",
+    [
+        {"seed": -1},
+        {"seed": "0"},
+        {"test_size": 7},
+        {"command": None},
+        {"scores": 3},
+        {"rows": "x"},
+    ],
 )
 def test_a_forged_origin_is_refused(folder, change):
-    clf = load(folder / "wine.conjugp")
+    clf = load_model(folder / "wine.conjugp").clf
     extra = saving.read_info(folder / "wine.conjugp")["extra"]
     extra["table"]["origin"] |= change
     saving.save(clf, folder / "forged.conjugp", extra=extra)
@@ -461,7 +547,10 @@ def test_a_device_is_not_replaced(folder, no_fit):
     assert "device" in said and not commands.Path("/dev/null").is_file()
 
 
-def test_export_refuses(folder):
+def test_export_refuses(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    said = fails(folder, "export", "wine.conjugp", "x.onnx", code=4)
+    assert said == 'ONNX files need onnx: pip install "conjugp[onnx]"'
     assert "must end in .onnx" in fails(folder, "export", "wine.conjugp", "x.pb")
     assert "cut" in fails(folder, "export", "cut.conjugp", "x.onnx", code=3)
     assert not (folder / "x.onnx").exists()

@@ -113,7 +113,10 @@ def test_imputation_is_by_median_and_mode_of_the_training_rows():
     ("columns", "settings", "words"),
     [
         ({"c": ["u", "v", "u", "v"]}, {}, "column 'c' holds text, such as 'u'"),
-        ({"c": ["1,5", "2,5", "3", "4"]}, {}, "--decimal ,"),
+        ({"c": ["1,5", "2,5", "3", "4"]}, {}, "say --decimal ,"),
+        ({"a": ["u", "v"] * 2, "c": ["1,5", "-2,5e3", "", "4"]}, {}, "comma, such as '1,5'; say"),
+        ({"c": ["1,5", "2"] * 2}, {"categorical": ["onehot"]}, "say --decimal ,"),
+        ({"x": ["1"] * 4}, {"ignore": ["X "]}, "--ignore: there is no column 'X '; did you mean"),
         ({"d": ["2024-01-01"] * 4}, {"categorical": ["onehot"]}, "'d' holds dates or times"),
         ({"e": ["", "", "", ""]}, {"missing": "impute"}, "'e' has no values at all"),
         ({"x": ["1", "inf", "2", "1e400"]}, {}, "too large numbers: 'inf' in row 2"),
@@ -151,6 +154,8 @@ def test_too_many_categories():
     labels = ["a", "b"] * 150
     with pytest.raises(TableError, match="300 different values"):
         chosen(table(c=[f"n{i}" for i in range(300)], y=labels), "onehot")
+    with pytest.raises(TableError, match=r"too many for categories; if a comma .* --decimal ,"):
+        chosen(table(c=[f"1,{i}" for i in range(300)], y=labels), "onehot=c")
 
 
 def test_notes_on_what_looks_odd():
@@ -181,8 +186,10 @@ def test_other_tables():
     with pytest.raises(TableError, match="no value in row 2"):
         encoding.encode(table(n=["1", "", "3", "4"], c=["u"] * 4))
     new = table(n=["1"] * 4, c=["u", "w", "u", "u"])
-    with pytest.raises(TableError, match="did not have: 'w' in row 2"):
+    with pytest.raises(TableError, match=r"did not have: 'w' in row 2$"):
         encoding.encode(new)
+    with pytest.raises(TableError, match="'w' in row 2; --unseen ignore makes it zeros"):
+        encoding.encode(new, "refuse")
     np.testing.assert_array_equal(encoding.encode(new, "ignore")[1], [1, 0, 0])
 
 

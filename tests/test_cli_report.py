@@ -16,11 +16,13 @@ from sklearn.preprocessing import StandardScaler
 
 from commands import conjugp, fails, read_rows, write_csv
 from conjugp import metrics
-from conjugp.cli.contents import contents
+from conjugp.cli.contents import _number, _scores, contents
 from conjugp.cli.evaluate import labelled_rows
-from conjugp.cli.findings import Subject, find, relevance
+from conjugp.cli.findings import Findings, Subject, find, relevance
 from conjugp.cli.models import load_model
 from conjugp.cli.page import picture
+from conjugp.cli.scores import split
+from conjugp.cli.settings import Reading
 
 EVIL = [
     "<script>window.hacked=1</script>",
@@ -69,8 +71,9 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def subject(wine):
     model = load_model(wine / "wine.conjugp")
-    found = labelled_rows(model, wine / "wine.csv", None, None)
-    return Subject(model, found.rows, found.all, found.train, found.seen, [], "wine.csv")
+    found = labelled_rows(model, wine / "wine.csv", Reading())
+    names = "wine.csv", "wine.csv"
+    return Subject(model, found.rows, found.all, found.train, found.seen, [], *names)
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +129,7 @@ def test_the_page_has_all_its_parts(page):
     assert "logistic regression" in words and "36 rows that the model has not seen" in words
     assert "conjugp fit wine.csv --target label -o wine.conjugp" in words
     assert "conjugp report wine.conjugp wine.csv" in words
+    assert "# conjugp 0.1.0 conjugp fit" in words and "pip install" not in words
     assert f"{said['scores']['conjugp']['nll']:.3f}" in words
     assert text.count("<svg") == 2 and text.count("</tr>") > 36
     ids = [value for _, name, value in found.attributes if name == "id"]
@@ -183,6 +187,30 @@ def test_a_model_on_rows_of_its_training_and_on_others(wine, tmp_path):
     assert "--train TABLE" in (tmp_path / "r.html").read_text(encoding="utf-8")
     said = conjugp(tmp_path, *call, "--train", "wine.csv", "--json").json
     assert "logistic regression" in said["scores"]
+    # The page says how many of the rows were trained on, and so do the numbers for scripts.
+    rows = read_rows("\n".join(lines))
+    train, test = split(np.array([row["label"] for row in rows]), 0.2, 0)
+    trained_on = len(set(train.tolist()) & set(range(0, 178, 3)))
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert said["trained_on"] == trained_on and 0 < trained_on < 60
+    assert (
+        text.count(f"60 rows, {trained_on} of which") == 2 and f"{trained_on} of these 60" in text
+    )
+    assert "not seen." in text and "has not seen" not in text.replace("that it has not seen.", "")
+    (tmp_path / "held.csv").write_text("\n".join([lines[0], *(lines[i + 1] for i in test)]))
+    call = ("evaluate", wine / "wine.conjugp", "held.csv")
+    assert conjugp(tmp_path, *call, "--json").json["trained_on"] == 0
+    assert "36 rows it has not seen" in conjugp(tmp_path, *call).out
+    # A file from before there were digests claims nothing.
+    model = load_model(wine / "wine.conjugp")
+    del model.origin["rows"]
+    model.save(tmp_path / "old.conjugp")
+    call = ("old.conjugp", "other.csv")
+    assert conjugp(tmp_path, "evaluate", *call, "--json").json["trained_on"] is None
+    assert "On 60 rows of other.csv; lower" in conjugp(tmp_path, "evaluate", *call).out
+    said = conjugp(tmp_path, "report", *call, "-o", "r.html")
+    assert "of 60 rows of other.csv." in said.out
+    assert "On 60 rows of other.csv." in (tmp_path / "r.html").read_text(encoding="utf-8")
     # A model that held nothing out, on its own table: the page says that the scores flatter it.
     model = load_model(wine / "wine.conjugp")
     model.origin["test_size"] = 0
@@ -192,10 +220,45 @@ def test_a_model_on_rows_of_its_training_and_on_others(wine, tmp_path):
     assert "flatter it" in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
+def test_columns_to_keep_and_what_a_row_counts(wine, tmp_path):
+    lines = (wine / "wine.csv").read_text().splitlines()
+    named = [f"cellar-{i},{line}" for i, line in enumerate(lines)]
+    named[0] = f"id,{lines[0]}"
+    (tmp_path / "t.csv").write_text("\n".join(named))
+    shutil.copy(wine / "wine.conjugp", tmp_path)
+    call = ("report", "wine.conjugp", "t.csv", "--keep", "id", "-o", "r.html")
+    assert conjugp(tmp_path, *call).code == 0
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    found = re.findall(r"<h3>Most surprising</h3>.*?<tbody>(.*?)</tbody>", text, re.S)[0]
+    rows = re.findall(r"<tr[^>]*><td[^>]*>(\d+)</td>.*?>(cellar-\d+)<", found)
+    assert len(rows) == 8 and all(f"cellar-{number}" == name for number, name in rows)
+    assert "counts the rows of t.csv from 1" in text
+    assert "did you mean 'id'" in fails(tmp_path, *call[:3], "--keep", "idd", "-o", "r.html")
+
+
+def test_the_lowest_score_is_bold():
+    names = ("error", "nll", "brier", "ece")
+    lines = {"conjugp": (0.1, 0.2, 0.3, 0.4), "class frequencies": (0.6, 0.5, 0.7, 0.01)}
+    scores = {name: dict(zip(names, line, strict=True)) for name, line in lines.items()}
+    none = np.empty(0)
+    made = _scores(Findings(scores, {}, none, none, none, {}))
+    bold = [[cell["best"] for cell in line["cells"]] for line in made]
+    assert bold == [[True, True, True, False], [False, False, False, True]]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(84720, "84,720"), (-1234.6, "-1,235"), (0.5, "0.5"), (13.05, "13.05"), (0, "0")],
+)
+def test_numbers_are_written_plainly(value, text):
+    assert _number(float(value)) == text
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["wine.csv"], "--target"),
+        (["wine.csv", "wine.conjugp"], "not a conjugp model file; give the model first"),
         (["wine.csv", "--target", "label", "--test-size", "0"], "needs rows to score"),
         (["wine.conjugp", "wine.csv", "--missing", "impute"], "--missing is for a table"),
         (["wine.conjugp", "wine.csv", "-o", "x.pdf"], "must end in .html"),
@@ -205,7 +268,8 @@ def test_a_model_on_rows_of_its_training_and_on_others(wine, tmp_path):
 def test_report_refuses(wine, tmp_path, arguments, words):
     for name in ("wine.csv", "wine.conjugp"):
         shutil.copy(wine / name, tmp_path / name)
-    assert words in fails(tmp_path, "report", *arguments)
+    code = 3 if arguments == ["wine.csv", "wine.conjugp"] else 2
+    assert words in fails(tmp_path, "report", *arguments, code=code)
     assert len(list(tmp_path.iterdir())) == 2
 
 

@@ -71,6 +71,8 @@ def test_other_encodings():
         (b'a,b\n1,"2\n', "line 2 is not CSV"),
         (b'a,b\n1,"2"3\n', "line 2 is not CSV"),
         (b"a,b\n1,\xe9\n", "line 2 is not UTF-8 text (byte 0xe9)"),
+        (b"a,b\n1,\xe9\n", "--encoding latin-1"),
+        (b"a,b\n1,\x80 5\n", "--encoding cp1252"),
         (b"a,b\n1,\0\n", "NUL"),
         (b"\xff\xfea", "UTF-16"),
     ],
@@ -122,6 +124,10 @@ def test_names_are_suggested():
         table.column("labels", "target column")
     with pytest.raises(TableError, match="the columns are 'Label', 'weight'"):
         table.column("zzz")
+    names = [f"column{i}" for i in range(30)]
+    many = read_csv(f"{','.join(names)}\n{','.join(names)}\n".encode(), "x")
+    with pytest.raises(TableError, match=f"the columns are {', '.join(map(repr, names))}$"):
+        many.column("zzz")
     with pytest.raises(TableError, match="may have no header"):
         read_csv(b"1.5,2\n1,2\n", "x").column("label")
 
@@ -147,7 +153,8 @@ def test_parquet(tmp_path):
     parquet.write_table(pa.table({"l": pa.array([[1, 2], [3]])}), path)
     with pytest.raises(TableError, match="'l' is of type list"):
         read_table(path)
-    assert read_table(path, skip=("l",)).columns == {}
+    left = read_table(path, skip=("l",))
+    assert left.columns == {} and left.skipped == ("l",)
     path.write_bytes(b"PAR1 not really PAR1")
     with pytest.raises(TableError, match="not a Parquet file"):
         read_table(path)
@@ -166,6 +173,7 @@ def test_npz(tmp_path):
     with pytest.raises(TableError, match="different lengths \\('X' 3, 'y' 3, 'other' 5\\)"):
         read_table(path)
     table = read_table(path, skip=("other",))
+    assert table.skipped == ("other",)
     assert table.names == ["X0", "X1", "y"] and list(table.columns["y"]) == ["a", "b", "a"]
     np.testing.assert_array_equal(table.columns["X1"], X[:, 1])
     np.savez(path, a=np.array([{}, 1], dtype=object))

@@ -79,6 +79,18 @@ def test_class_calibration_of_an_estimator():
     assert list(display.labels) == list(model.classes_)
 
 
+def test_a_class_has_the_same_colour_in_every_display(data, rng):
+    X, y = data
+    model = LogisticRegression().fit(X, y)
+    p = rng.dirichlet(np.ones(3), len(y))  # the worst class is not the first
+    worst = ClassCalibrationDisplay.from_predictions(y, p)
+    order = np.argsort(-worst.errors, kind="stable")
+    map_ = PredictionMapDisplay.from_estimator(model, X, grid_resolution=5)
+    colors = map_._palette(None)
+    for c, points in zip(order, worst.ax_.collections, strict=True):
+        assert_allclose(points.get_facecolor()[0, :3], colors[c])
+
+
 # --- training curves -----------------------------------------------------------------------------
 
 

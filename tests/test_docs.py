@@ -78,6 +78,7 @@ def test_readme_has_the_commands():
     assert commands == [
         "pip install -e . && conjugp demo\n",
         "pip install -e .\n"
+        "conjugp demo --table wine.csv\n"
         "conjugp fit wine.csv --target label -o wine.conjugp\n"
         "conjugp report wine.conjugp wine.csv -o report.html\n",
         'pip install -e ".[test]" && pytest\n',

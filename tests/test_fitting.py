@@ -27,7 +27,8 @@ from conjugp.fitting import (
     median_distance,
     only_classes,
 )
-from conjugp.training import Data
+from conjugp.progress import ProgressBar
+from conjugp.training import Data, Progress
 from faces import decoupled, fitted_attributes, fixed, minibatch, toy
 
 X, y = toy(60)
@@ -190,6 +191,15 @@ def test_the_elbo_rises():
     values = [row["value"] for row in clf.history_]
     assert len(values) > 2 and (np.diff(values) >= -1e-9 * abs(values[-1])).all()
     assert clf.elbo_ == values[-1] < 0
+
+
+def test_a_bar_does_not_go_beyond_its_end(capsys):
+    bar = ProgressBar(None, 1)
+    for epoch in (1.0, 2.0, 10 / 3, 3.5):
+        bar(Progress("fit", epoch, 10 / 3, -1.0))
+    assert bar._bar.n == bar._bar.total == 3.33
+    bar.close()
+    assert "100%" in capsys.readouterr().err
 
 
 @quiet

@@ -81,6 +81,12 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise
 
 
+def is_ours(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as those that `write` makes do, whatever has become of the rest."""
+    with open(path, "rb") as file:
+        return f'"{_KEY}"'.encode() in file.read(256)
+
+
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], Any]:
     """The arrays and the header of a file."""
     path = Path(path)

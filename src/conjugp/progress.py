@@ -31,7 +31,9 @@ class ProgressBar:
             total = round(p.n_epochs, 2) or None
             title, unit = _TITLES.get(p.stage, p.stage), "epoch" if p.n_epochs else "kernel"
             self._bar = tqdm(total=total, desc=title, unit=unit)
-        self._bar.update(p.epoch - self._bar.n if p.n_epochs else 1)
+        # The last round of steps may go a little further than was planned.
+        end = self._bar.total or p.epoch
+        self._bar.update(min(p.epoch, end) - self._bar.n if p.n_epochs else 1)
         self._bar.set_postfix_str(f"{p.measure} {p.value:.6g}")
 
     def close(self) -> None:

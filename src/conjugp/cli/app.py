@@ -8,7 +8,7 @@ import shlex
 import sys
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -115,6 +115,8 @@ def _explained(error: Any, as_json: bool) -> int:
         message, code = str(error), BAD_INPUT
     elif isinstance(error, FileFormatError):
         message, code = str(error), BAD_FILE
+    elif isinstance(error, FileNotFoundError) and error.filename:
+        message, code = f"there is no file {error.filename}", BAD_FILE
     elif isinstance(error, OSError):
         named = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         message, code = named, BAD_FILE
@@ -196,8 +198,19 @@ def print_table(columns: list[str], rows: list[tuple[str, ...]], title: str | No
     console.print(table)
 
 
-def check_output(path: Path, formats: tuple[str, ...] = (), option: str = "--output") -> bool:
-    """Whether there is such a file already; raises if it could not be written, before any work."""
+def check_output(
+    path: Path,
+    formats: tuple[str, ...] = (),
+    option: str = "--output",
+    inputs: Sequence[Path | None] = (),
+) -> bool:
+    """Whether there is such a file already; raises if it could not be written, before any work.
+
+    Nor may it be one of the inputs, by whatever name.
+    """
+    for given in inputs:
+        if given is not None and _same_file(path, given):
+            raise Refusal(f"{option} {str(path)!r} is the same file as {str(given)!r}")
     if formats and path.suffix.lower() not in formats:
         raise Refusal(f"{option} must end in {', '.join(formats)}; got {str(path)!r}")
     existed = path.exists()
@@ -211,6 +224,10 @@ def check_output(path: Path, formats: tuple[str, ...] = (), option: str = "--out
     except OSError as error:
         raise OSError(f"{option} {str(path)!r} cannot be written: {error.strerror}") from error
     return existed
+
+
+def _same_file(a: Path, b: Path) -> bool:
+    return a.resolve() == b.resolve() or (a.exists() and b.exists() and a.samefile(b))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,14 @@ def number_in(cell: str, decimal: str = ".") -> float | None:
     except ValueError:
         return None
     return None if value != value else value
+
+
+def other_decimal(cells: Iterable[Any], decimal: str = ".") -> str | None:
+    """The comma, or point, before the decimals of text that is no numbers with the other sign."""
+    other = "," if decimal == "." else "."
+    present = [cell for cell in cells if isinstance(cell, str) and not is_missing(cell)]
+    fits = all(number_in(cell, other) is not None for cell in present)
+    return other if fits and any(other in cell for cell in present) else None
 
 
 def numbers(column: NDArray[Any], decimal: str = ".") -> tuple[NDArray[np.float64], NDArray[Any]]:

@@ -16,14 +16,13 @@ from conjugp.cli.encoding import Column
 from conjugp.cli.evaluate import confusion
 from conjugp.cli.findings import (
     CONJUGP,
-    FREQUENCIES,
     LOGISTIC,
     RELEVANCE_COLUMNS,
     Findings,
     Subject,
 )
 from conjugp.cli.page import picture
-from conjugp.cli.scores import SCORES
+from conjugp.cli.scores import SCORES, these_rows
 from conjugp.cli.tables import Table
 
 MOST_MATRIX = 20  # classes in the confusion matrix
@@ -38,10 +37,10 @@ LONG = 40
 def headline(subject: Subject, findings: Findings) -> str:
     """The report in a sentence."""
     right = 1 - findings.scores[CONJUGP]["error"]
-    of = "that it was fitted to" if subject.seen else "it has not seen"
-    text = f"conjugp names the right class in {right:.1%} of {len(subject.rows.y)} rows {of}"
+    rows = these_rows(len(subject.rows.y), subject.seen, subject.scored)
+    text = f"conjugp names the right class in {right:.1%} of {rows}"
     if LOGISTIC in findings.scores:
-        text += f", logistic regression in {1 - findings.scores[LOGISTIC]['error']:.1%}"
+        text += f"; logistic regression in {1 - findings.scores[LOGISTIC]['error']:.1%}"
     return text + "."
 
 
@@ -49,16 +48,17 @@ def contents(subject: Subject, findings: Findings, notes: list[str]) -> dict[str
     """Everything that the template names."""
     clf, encoding, rows = subject.model.clf, subject.model.encoding, subject.rows
     training, curve = _training(clf)
-    names = [name for name in findings.relevance if name in rows.table.columns][:CELLS]
+    names = [name for name in findings.relevance if name not in subject.keep][:CELLS]
+    names = [*dict.fromkeys(subject.keep), *names]
     listed, columns = _rows(subject, findings, names)
     by_surprise, by_entropy = np.argsort(-findings.surprise), np.argsort(-findings.entropy)
     shown = list(dict.fromkeys([*by_surprise[:MOST_ROWS], *by_entropy[:MOST_ROWS]]))
     return {
         "title": f"{encoding.target} from {subject.source}",
         "headline": headline(subject, findings),
-        "seen": subject.seen,
-        "scored_on": f"On {len(rows.y)} rows"
-        + (" that the model was fitted to." if subject.seen else " that the model has not seen."),
+        "flattered": _flattered(subject),
+        "scored_on": f"On {these_rows(len(rows.y), subject.seen, subject.scored, 'the model')}.",
+        "scored": subject.scored,
         "facts": [
             ("rows", f"{subject.all.table.n_rows:,}"),
             ("scored", f"{len(rows.y):,}"),
@@ -95,7 +95,7 @@ def contents(subject: Subject, findings: Findings, notes: list[str]) -> dict[str
         ),
         "classes_more": _more(len(clf.classes_), MOST_BARS, "classes"),
         "columns": [
-            _summary(column, subject.all.table, encoding.decimal)
+            _summary(column, subject.all.table, encoding.decimal_of(subject.all.table))
             for column in encoding.columns[:MOST_COLUMNS]
         ],
         "columns_more": _more(len(encoding.columns), MOST_COLUMNS, "columns"),
@@ -104,16 +104,25 @@ def contents(subject: Subject, findings: Findings, notes: list[str]) -> dict[str
     }
 
 
+def _flattered(subject: Subject) -> str:
+    """A warning where rows to score were learned from."""
+    if not subject.seen:
+        return ""
+    which = (
+        "These are" if subject.flattered else f"{subject.seen} of these {len(subject.rows.y)} are"
+    )
+    return f"{which} rows that the model was trained on. Scores on them flatter it."
+
+
 def _scores(findings: Findings) -> list[dict[str, Any]]:
-    """Lines of the table of scores; the better classifier's numbers are marked."""
-    fitted = [s for name, s in findings.scores.items() if name != FREQUENCIES]
-    best = {key: min(scores[key] for scores in fitted) for key in SCORES}
+    """Lines of the table of scores; the smallest of each column is marked."""
+    best = {key: min(scores[key] for scores in findings.scores.values()) for key in SCORES}
     lines = []
     for name, scores in findings.scores.items():
         cells = [
             {
                 "text": f"{scores[key]:.1%}" if key == "error" else f"{scores[key]:.3f}",
-                "best": len(fitted) > 1 and name != FREQUENCIES and scores[key] == best[key],
+                "best": len(findings.scores) > 1 and scores[key] == best[key],
             }
             for key in SCORES
         ]
@@ -161,7 +170,7 @@ def _rows(subject: Subject, findings: Findings, names: list[str]) -> tuple[Any, 
         ("confidence", True),
         ("entropy", True),
         ("epistemic", True),
-        *((name, kinds[name] == "number") for name in names),
+        *((name, kinds.get(name) == "number") for name in names),
     ]
 
     def one(i: int) -> dict[str, Any]:
@@ -171,7 +180,7 @@ def _rows(subject: Subject, findings: Findings, names: list[str]) -> tuple[Any, 
         line = [_cell(str(rows.place[i] + 1), True), _cell(str(true)), _cell(str(named))]
         line += [{"text": f"{v:.3f}", "value": f"{v:.9g}", "number": True} for v in measured]
         for name in names:
-            line.append(_cell(cells[name][i] or "", kinds[name] == "number"))
+            line.append(_cell(cells[name][i] or "", kinds.get(name) == "number"))
         return {"wrong": bool(named != true), "cells": line}
 
     return one, [{"name": name, "number": number} for name, number in headings]
@@ -197,6 +206,13 @@ def _more(n: int, most: int, noun: str) -> str:
     return f"{n - most} more {noun} are not shown." if n > most else ""
 
 
+def _number(value: float) -> str:
+    """A number as people write it, to four digits or to the unit."""
+    if 1000 <= abs(value) < 1e15:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
 def _summary(column: Column, table: Table, decimal: str) -> dict[str, Any]:
     """A line of the table of columns."""
     cells = table.columns[column.name]
@@ -210,7 +226,7 @@ def _summary(column: Column, table: Table, decimal: str) -> dict[str, Any]:
         text = "no values"
         if len(values):
             low, middle, high = values.min(), np.median(values), values.max()
-            text = f"{low:.4g} to {high:.4g}, median {middle:.4g}"
+            text = f"{_number(low)} to {_number(high)}, median {_number(middle)}"
     else:
         common = [f"{name} ({n})" for name, n in counts.most_common(3)]
         text = ", ".join(common) + (", …" if len(counts) > 3 else "")

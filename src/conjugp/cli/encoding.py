@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conjugp.cli.cells import is_missing, kind_of, numbers, texts, truths, whole_numbers
+from conjugp.cli.cells import (
+    is_missing,
+    kind_of,
+    numbers,
+    other_decimal,
+    texts,
+    truths,
+    whole_numbers,
+)
 from conjugp.cli.tables import Table, TableError, listed, suggestion
 from conjugp.files import FileFormatError
 
@@ -82,15 +90,18 @@ class Column:
         return [self.name]
 
     def encode(
-        self, cells: NDArray[Any], decimal: str, unseen: str = "refuse"
+        self, cells: NDArray[Any], decimal: str, unseen: str | None = None
     ) -> NDArray[np.float64]:
         """Cells (n,) -> features (n, 1 or number of categories)."""
         if self.kind in ("number", "boolean"):
             values, bad = numbers(cells, decimal) if self.kind == "number" else truths(cells)
             if bad.any():
                 wanted = "numbers" if self.kind == "number" else "true or false"
+                sign = other_decimal(cells[bad], decimal) if self.kind == "number" else None
+                hint = _decimal_hint(sign) if sign else ""
                 raise TableError(
-                    f"the column {self.name!r} has to hold {wanted}, and has {_where(bad, cells)}"
+                    f"the column {self.name!r} has to hold {wanted}, and has "
+                    f"{_where(bad, cells)}{hint}"
                 )
             if np.isinf(values).any():
                 raise TableError(
@@ -110,10 +121,11 @@ class Column:
         place = {category: i for i, category in enumerate(self.categories)}
         codes = np.array([place.get(cell, -1) for cell in found])  # type: ignore[arg-type]
         new = codes < 0
-        if new.any() and (unseen == "refuse" or self.kind == "ordinal"):
+        if new.any() and (unseen != "ignore" or self.kind == "ordinal"):
+            may_be = unseen is not None and self.kind == "onehot"
             raise TableError(
                 f"the column {self.name!r} has a category that the training table did not have: "
-                f"{_where(new, found)}"
+                f"{_where(new, found)}{'; --unseen ignore makes it zeros' if may_be else ''}"
             )
         if self.kind == "ordinal":
             return codes[:, None].astype(float)
@@ -143,8 +155,15 @@ class Encoding:
         """Names of the features in order."""
         return [name for column in self.columns for name in column.features]
 
-    def encode(self, table: Table, unseen: str = "refuse") -> NDArray[np.float64]:
-        """The features of all rows, (n, n_features)."""
+    def decimal_of(self, table: Table) -> str:
+        """What stands before the decimals in a table: as told, or as in the training table."""
+        return table.decimal or self.decimal
+
+    def encode(self, table: Table, unseen: str | None = None) -> NDArray[np.float64]:
+        """The features of all rows, (n, n_features).
+
+        `unseen` is ``refuse`` or ``ignore``; None refuses where a command has no such option.
+        """
         missing = [c.name for c in self.columns if c.name not in table.columns]
         if missing:
             hint = suggestion(missing[0], table.names) if len(missing) == 1 else ""
@@ -152,7 +171,7 @@ class Encoding:
                 f"the table has not {listed('column', missing)}, which the model needs{hint}"
             )
         parts = [
-            column.encode(table.columns[column.name], self.decimal, unseen)
+            column.encode(table.columns[column.name], self.decimal_of(table), unseen)
             for column in self.columns
         ]
         return np.concatenate(parts, axis=1)
@@ -176,7 +195,7 @@ class Encoding:
         """The weights of all rows, if a column has them."""
         if self.weight is None:
             return None
-        values, bad = numbers(table.column(self.weight, "weight column"), self.decimal)
+        values, bad = numbers(table.column(self.weight, "weight column"), self.decimal_of(table))
         bad |= ~(np.isfinite(values) & (values >= 0))
         if bad.any():
             raise TableError(
@@ -239,14 +258,18 @@ def choose_encoding(
     missing: str = "refuse",
     ignore: Sequence[str] = (),
     weight: str | None = None,
-    decimal: str = ".",
 ) -> tuple[Encoding, list[str]]:
     """The encoding of a training table, and notes on what in it looks odd."""
+    decimal = table.decimal or "."
     cells = _target_cells(table, target)
     labels = _label_type(table.columns[target], cells, target)
     for name, role in ((weight, "--weight"), *((name, "--ignore") for name in ignore)):
         if name == target:
             raise TableError(f"{role} {target!r} is the target")
+    there = [*table.names, *table.skipped]
+    for name in ignore:
+        if name not in there:
+            raise TableError(f"--ignore: there is no column {name!r}{suggestion(name, there)}")
     if weight is not None:
         table.column(weight, "weight column")
     kept = [name for name in table.names if name not in {target, weight, *ignore}]
@@ -254,7 +277,7 @@ def choose_encoding(
         raise TableError(f"there is no column besides the target {target!r} to learn from")
     choice = Categorical.parse(categorical, kept)
     kinds = {name: kind_of(table.columns[name], decimal) for name in kept}
-    _refuse_kinds(table, kinds, choice)
+    _refuse_kinds(table, kinds, choice, decimal)
     columns, gaps = [], {}
     for name in kept:
         column = table.columns[name]
@@ -293,9 +316,11 @@ def _fitted(
         gap = np.array([cell is None for cell in found])
         distinct = {cell for cell in found if cell is not None}
         if len(distinct) > MOST_CATEGORIES:
+            sign = other_decimal(distinct, decimal)
+            advice = _decimal_hint(sign) if sign else f"; leave it out with --ignore {name!r}"
             raise TableError(
                 f"the column {name!r} has {len(distinct)} different values, too many for "
-                f"categories; leave it out with --ignore {name!r}"
+                f"categories{advice}"
             )
         whole = whole_numbers(list(distinct))
         categories = order or tuple(sorted(distinct, key=int if whole is not None else None))
@@ -320,7 +345,7 @@ def _fill(column: Column, cells: NDArray[Any], decimal: str) -> float | str:
     return max(column.categories, key=lambda c: (counts[c], -column.categories.index(c)))
 
 
-def _refuse_kinds(table: Table, kinds: dict[str, str], choice: Categorical) -> None:
+def _refuse_kinds(table: Table, kinds: dict[str, str], choice: Categorical, decimal: str) -> None:
     """Raise for columns that nothing was said about and that cannot be features as they are."""
     open_ = {name: kind for name, kind in kinds.items() if name not in choice.named}
     if empty := [name for name, kind in kinds.items() if kind == "empty"]:
@@ -336,19 +361,26 @@ def _refuse_kinds(table: Table, kinds: dict[str, str], choice: Categorical) -> N
         )
     refused = [name for name, how in choice.named.items() if how == "refuse"]
     text = [name for name, kind in open_.items() if kind == "text"]
+    if signs := [name for name in text if other_decimal(table.columns[name], decimal)]:
+        named = listed("column", signs)
+        example = _shown(_example_with("," if decimal == "." else ".", table.columns[signs[0]]))
+        if decimal == ".":
+            raise TableError(
+                f"{named} {'hold' if len(signs) > 1 else 'holds'} numbers with a decimal comma, "
+                f"such as {example}; say --decimal , (or --categorical onehot={signs[0]} where "
+                "they are categories)"
+            )
+        raise TableError(
+            f"{named} {'hold' if len(signs) > 1 else 'holds'} numbers with a decimal point, such "
+            f"as {example}, where --decimal says a comma; write all numbers alike"
+        )
     text = [name for name in refused if kinds[name] == "text"] or text
     if text and (choice.default == "refuse" or text[0] in refused):
         example = _example(table.columns[text[0]])
-        comma = all(
-            cell.count(",") <= 1 and cell.replace(",", "").lstrip("-").isdigit()
-            for cell in table.columns[text[0]]
-            if not is_missing(cell)
-        )
-        hint = ", or --decimal , where a comma stands before the decimals" if comma else ""
         raise TableError(
             f"{listed('column', text)} {'hold' if len(text) > 1 else 'holds'} text, such as "
-            f"{_shown(example)}; say --categorical onehot or ordinal, leave columns out with "
-            f"--ignore{hint}"
+            f"{_shown(example)}; say --categorical onehot or ordinal, or leave columns out with "
+            "--ignore"
         )
 
 
@@ -436,6 +468,16 @@ def _text(value: Any) -> str:
 
 def _example(cells: NDArray[Any]) -> Any:
     return next((cell for cell in cells if not isinstance(cell, str) or not is_missing(cell)), "")
+
+
+def _example_with(sign: str, cells: NDArray[Any]) -> Any:
+    return next(cell for cell in cells if isinstance(cell, str) and sign in cell)
+
+
+def _decimal_hint(sign: str) -> str:
+    """The end of a sentence on numbers that are some with another decimal sign."""
+    word = "comma" if sign == "," else "point"
+    return f"; if a {word} stands before the decimals, say --decimal {sign}"
 
 
 def _shown(cell: Any) -> str:

@@ -21,9 +21,25 @@ from conjugp.cli.app import (
 )
 from conjugp.cli.models import Model, load_model
 from conjugp.cli.predict import Unseen, check_unseen, note_unused
-from conjugp.cli.scores import SCORES, check_known, fingerprint, scores_of, shown_scores, split
-from conjugp.cli.settings import Delimiter, EncodingName, ModelArgument, Rows, TableArgument
-from conjugp.cli.tables import read_table
+from conjugp.cli.scores import (
+    SCORES,
+    check_known,
+    few_rows,
+    fingerprint,
+    scores_of,
+    shown_scores,
+    split,
+    these_rows,
+)
+from conjugp.cli.settings import (
+    Decimal,
+    Delimiter,
+    EncodingName,
+    ModelArgument,
+    Reading,
+    Rows,
+    TableArgument,
+)
 
 MOST_CLASSES = 40  # in the table of classes and in the picture of the confusion matrix
 
@@ -39,12 +55,14 @@ def evaluate(
     unseen: Unseen = "refuse",
     delimiter: Delimiter = None,
     encoding: EncodingName = None,
+    decimal: Decimal = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Score a model on the rows of a table that has the target.
 
     Of the very table that the model was fitted to, only the rows that were held out are scored.
+    Of another table all rows are, and it is said how many of them the model was trained on.
 
     \b
     Example:
@@ -53,8 +71,9 @@ def evaluate(
     check_unseen(unseen)
     if plots is not None and plots.exists() and not plots.is_dir():
         raise Refusal(f"--plots {str(plots)!r} is a file; give a folder")
-    found = load_model(model)
-    rows, _, _, seen = labelled_rows(found, table, delimiter, encoding, unseen)
+    found = load_model(model, table=table)
+    reading = Reading(delimiter=delimiter, encoding=encoding, decimal=decimal)
+    rows, _, _, seen = labelled_rows(found, table, reading, unseen)
     clf = found.clf
     with estimator_errors():
         proba = clf.predict_proba(rows.X)
@@ -65,7 +84,10 @@ def evaluate(
         data = {"n_rows": len(rows.y), "trained_on": seen, "scores": scores, "classes": classes}
         print_json({**data, "plots": written})
         return
-    title = f"{describe(rows, seen)}; lower is better"
+    for text in few_rows(len(rows.y)):
+        note(text)
+    flatters = ", which flatters it" if seen else ""
+    title = f"On {these_rows(len(rows.y), seen, table.name)}{flatters}; lower is better"
     print_table(["", *SCORES.values()], [("conjugp", *shown_scores(scores))], title)
     shown = [
         (str(c["label"]), str(c["rows"]), _percent(c["recall"]), _percent(c["precision"]))
@@ -84,31 +106,21 @@ class Labelled(NamedTuple):
     rows: Rows
     all: Rows
     train: Rows | None  # what the model learned from, where this table has it
-    seen: bool  # whether the rows to score are those
+    seen: int | None  # how many of the rows to score are those; None where it cannot be known
 
 
-def labelled_rows(
-    model: Model, path: Path, delimiter: str | None, encoding: str | None, unseen: str = "refuse"
-) -> Labelled:
+def labelled_rows(model: Model, path: Path, reading: Reading, unseen: str = "refuse") -> Labelled:
     """The rows of a table to score: of the one that the model was fitted to, those held out."""
-    table = read_table(path, delimiter=delimiter, encoding=encoding, skip=model.encoding.ignored)
+    table = reading.table(path, model.encoding.ignored)
     rows = Rows.of(table, model.encoding, unseen)
     note_unused(table, model.encoding)
     check_known(rows.y, model.clf.classes_, model.encoding.target)
     if fingerprint(rows.X, rows.y) != model.origin["fingerprint"]:
-        return Labelled(rows, rows, None, False)
+        return Labelled(rows, rows, None, model.count_seen(rows.X, rows.y))
     if not model.origin["test_size"]:
-        return Labelled(rows, rows, rows, True)
+        return Labelled(rows, rows, rows, len(rows.y))
     train, test = split(rows.y, model.origin["test_size"], model.origin["seed"])
-    return Labelled(rows.take(test), rows, rows.take(train), False)
-
-
-def describe(rows: Rows, seen: bool) -> str:
-    """What the scores are of."""
-    n = len(rows.y)
-    if seen:
-        return f"On the {n} rows that it was fitted to, which flatters it"
-    return f"On {n} rows it has not seen"
+    return Labelled(rows.take(test), rows, rows.take(train), 0)
 
 
 def class_table(y: Any, proba: Any, classes: Any) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ def export(
     """Write the probabilities of a model as an ONNX graph.
 
     Its input is a matrix with the features in the order that is printed; categories are already
-    numbers there, and nothing is missing.
+    numbers there, and nothing is missing. Needs onnx: pip install "conjugp[onnx]".
 
     \b
     Example:
@@ -39,13 +39,13 @@ def export(
     """
     from conjugp.export import to_onnx
 
-    existed = check_output(output, (".onnx",), "ONNX")
+    existed = check_output(output, (".onnx",), "ONNX", inputs=(model,))
     found = load_model(model)
     try:
         with estimator_errors():
-            to_onnx(found.clf, output)
+            to_onnx(found.named(), output)
     except ImportError as error:
-        raise MissingPackageError(str(error)) from error
+        raise MissingPackageError('ONNX files need onnx: pip install "conjugp[onnx]"') from error
     features = found.encoding.features
     if as_json:
         classes = found.clf.classes_

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,16 @@ class Subject:
     rows: Rows
     all: Rows
     train: Rows | None
-    seen: bool
+    seen: int | None  # how many of the rows to score were learned from, where that is known
     commands: list[str]
     source: str
+    scored: str  # the table that the rows to score are of
+    keep: list[str] = field(default_factory=list)  # columns to show beside rows
+
+    @property
+    def flattered(self) -> bool:
+        """Whether all rows to score were learned from."""
+        return self.seen == len(self.rows.y)
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ def find(subject: Subject) -> Findings:
     clf, rows = subject.model.clf, subject.rows
     classes = clf.classes_
     proba = {CONJUGP: clf.predict_proba(rows.X)}
-    if subject.train is not None and not subject.seen:
+    if subject.train is not None and not subject.flattered:
         train = subject.train
         try:
             fitted = logistic_regression(train.X, train.y, train.weight)

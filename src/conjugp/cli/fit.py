@@ -29,8 +29,15 @@ from conjugp.cli.app import (
     typed_command,
     warnings_as_notes,
 )
-from conjugp.cli.models import Model
-from conjugp.cli.scores import SCORES, fingerprint, scores_of, shown_scores
+from conjugp.cli.models import ROWS, Model, packed_digests
+from conjugp.cli.scores import (
+    SCORES,
+    few_rows,
+    fingerprint,
+    scores_of,
+    shown_scores,
+    these_rows,
+)
 from conjugp.cli.settings import (
     CategoricalOption,
     Decimal,
@@ -47,7 +54,10 @@ from conjugp.cli.settings import (
     Weight,
     prepare,
 )
+from conjugp.cli.tables import FORMATS
 
+# Endings of tables and of what other commands write: a model of that name would mislead.
+NO_MODELS = (*FORMATS, ".onnx", ".html", ".htm", ".json")
 KERNELS = {
     "rbf": kernels.RBF,
     "matern12": kernels.Matern12,
@@ -74,7 +84,7 @@ def fit(
     test: TestFile = None,
     delimiter: Delimiter = None,
     encoding: EncodingName = None,
-    decimal: Decimal = ".",
+    decimal: Decimal = None,
     kernel: Annotated[
         str,
         typer.Option(help=f"auto, or {', '.join(KERNELS)}, also joined as in rbf+linear or *."),
@@ -116,7 +126,14 @@ def fit(
     clf = _classifier(
         kernel, likelihood, inducing, temperature, class_weight, max_epochs, device, dtype, seed
     )
-    existed = check_output(output)
+    if output.suffix.lower() in NO_MODELS:
+        raise Refusal(
+            f"--output {str(output)!r} ends as another kind of file does; "
+            f"call the model {output.stem}.conjugp"
+        )
+    existed = check_output(output, inputs=(table, test))
+    if checkpoint is not None:
+        check_output(checkpoint, option="--checkpoint", inputs=(table, test, output))
     reading = Reading(categorical, missing, ignore, weight, delimiter, encoding, decimal)
     training = prepare(table, target, reading, test_size, test, seed)
     for text in training.notes:
@@ -127,13 +144,18 @@ def fit(
     fit_model(clf, training, checkpoint, kept, notes)
     seconds = time.perf_counter() - began
     model, scores = scored(clf, training, table, test, test_size, seed, typed_command(context))
+    held_out = training.test
+    seen = None if held_out is None else seen_of(model, training, test)
+    if held_out is not None:
+        notes += few_rows(len(held_out.y))
     model.save(output)
     if as_json:
         print_json(
             {
                 "model": output.resolve(),
                 "n_train": len(training.train.y),
-                "n_test": 0 if training.test is None else len(training.test.y),
+                "n_test": 0 if held_out is None else len(held_out.y),
+                "trained_on": seen,
                 "features": training.encoding.features,
                 "classes": clf.classes_,
                 "kernel": str(clf.kernel_),
@@ -151,8 +173,9 @@ def fit(
         f"Fitted {len(training.train.y)} rows, {len(training.encoding.features)} features and "
         f"{len(clf.classes_)} classes in {seconds:.1f} s."
     )
-    if scores is not None and training.test is not None:
-        title = f"On {len(training.test.y)} rows it has not seen; lower is better"
+    if scores is not None and held_out is not None:
+        source = table.name if test is None else test.name
+        title = f"On {these_rows(len(held_out.y), seen, source)}; lower is better"
         print_table(["", *SCORES.values()], [("conjugp", *shown_scores(scores))], title)
     typer.echo(f"Model written to {output.resolve()}{replaced(existed)}")
 
@@ -199,8 +222,16 @@ def scored(
         "seed": seed,
         "command": command,
         "scores": scores,
+        ROWS: packed_digests(training.train.X, training.train.y),
     }
     return Model(clf, training.encoding, origin), scores
+
+
+def seen_of(model: Model, training: Training, test: Path | None) -> int | None:
+    """How many of the rows held out were trained on; of the training table's own, none."""
+    if test is None or training.test is None:
+        return 0
+    return model.count_seen(training.test.X, training.test.y)
 
 
 def _classifier(

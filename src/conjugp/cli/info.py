@@ -6,9 +6,8 @@ from typing import Any
 
 import typer
 
-from conjugp import saving
 from conjugp.cli.app import Debug, Json, app, print_json
-from conjugp.cli.models import KEY, table_part
+from conjugp.cli.models import KEY, ROWS, read_header, table_part
 from conjugp.cli.settings import ModelArgument
 
 
@@ -20,8 +19,10 @@ def info(model: ModelArgument, as_json: Json = False, debug: Debug = False) -> N
     Example:
       $ conjugp info wine.conjugp
     """
-    header = saving.read_info(model)
+    header = read_header(model)
     if as_json:
+        if KEY in header["extra"]:
+            table_part(header)[1].pop(ROWS, None)  # digests, which say nothing to a reader
         print_json({"file": model.resolve(), **header})
         return
     lines: dict[str, Any] = {"file": model.resolve(), "kind": header["kind"]}

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import os
+from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 import conjugp
-from conjugp import saving
+from conjugp import files, saving
 from conjugp.cli.encoding import Encoding
+from conjugp.cli.scores import count_common, row_digests
+from conjugp.cli.tables import FORMATS, Table, TableError, read_table
 from conjugp.files import FileFormatError
 
 KEY = "table"
+ROWS = "rows"  # in the origin, digests of the training rows; older files are without
+MOST_DIGESTS = 200_000
 ORIGIN: dict[str, tuple[type, ...]] = {
     "source": (str,),
     "fingerprint": (str,),
@@ -36,16 +48,112 @@ class Model:
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all."""
         extra = {KEY: {"encoding": self.encoding.to_json(), "origin": self.origin}}
-        saving.save(self.clf, path, extra=extra)
+        saving.save(self.named(), path, extra=extra)
+
+    def named(self) -> Any:
+        """The classifier with the names of its features, as scikit-learn keeps them."""
+        clf = copy(self.clf)
+        clf.feature_names_in_ = np.array(self.encoding.features, dtype=object)
+        return clf
+
+    def count_seen(self, X: NDArray[np.float64], y: NDArray[Any]) -> int | None:
+        """How many of these rows the model has learned from; None where the file cannot tell."""
+        kept = self.origin.get(ROWS)
+        return None if kept is None else count_common(row_digests(X, y), _unpacked(kept))
+
+    def predict_proba(
+        self, table: str | os.PathLike[str] | Mapping[str, ArrayLike], unseen: str = "refuse"
+    ) -> NDArray[np.float64]:
+        """Probabilities of the classes, ``clf.classes_``, for the rows of a table.
+
+        Parameters
+        ----------
+        table : path or mapping of names to columns
+            A file as for ``conjugp predict``, or the columns themselves. They are found by name;
+            more columns than the model needs do no harm.
+        unseen : {"refuse", "ignore"}, default="refuse"
+            What to do with categories of one-hot columns that training did not have.
+
+        Returns
+        -------
+        proba : ndarray of shape (n_rows, n_classes)
+        """
+        if isinstance(table, str | os.PathLike):
+            rows = read_table(Path(table), skip=self.encoding.ignored)
+        else:
+            columns = {str(name): _column(column) for name, column in table.items()}
+            lengths = {column.shape for column in columns.values()}
+            if len(lengths) != 1 or len(shape := lengths.pop()) != 1:
+                raise TableError("the columns must be 1-d and of the same length")
+            rows = Table(columns, shape[0])
+        return self.clf.predict_proba(self.encoding.encode(rows, unseen))
 
 
-def load_model(path: Path, device: str | None = None) -> Model:
-    """The model in a file."""
+def load_model(
+    path: str | os.PathLike[str], device: str | None = None, table: Path | None = None
+) -> Model:
+    """The model in a file that ``conjugp fit`` wrote.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    device : str or None, default=None
+        As in ``conjugp.load``.
+    table : path or None, default=None
+        The table that it is to be used on, for an error that says if the two were swapped.
+
+    Returns
+    -------
+    model : Model
+        With the classifier as ``clf``, and ``predict_proba`` for tables.
+    """
+    path = Path(path)
+    header = read_header(path, table)
     clf = conjugp.load(path, device=device)
-    encoding, origin = table_part(saving.read_info(path))
+    encoding, origin = table_part(header)
     if len(encoding.features) != clf.n_features_in_:
         raise FileFormatError(f"{path}: its columns do not fit its model")
+    # Features are found by name and put in order before; scikit-learn would ask for names again.
+    vars(clf).pop("feature_names_in_", None)
     return Model(clf, encoding, origin)
+
+
+def read_header(path: Path, table: Path | None = None) -> dict[str, Any]:
+    """The header of a model file; an error in plain words if it is no such file at all."""
+    try:
+        return saving.read_info(path)
+    except FileFormatError as error:
+        if files.is_ours(path):
+            raise
+        hint = ""
+        if table is not None and path.suffix.lower() in FORMATS:
+            hint = "; give the model first, then the table"
+        raise FileFormatError(f"{path} is not a conjugp model file{hint}") from error
+
+
+def packed_digests(X: NDArray[np.float64], y: NDArray[Any]) -> str | None:
+    """The digests of rows as text, in order of size; None of very many rows."""
+    if len(y) > MOST_DIGESTS:
+        return None
+    return base64.b64encode(np.sort(row_digests(X, y)).tobytes()).decode()
+
+
+def _unpacked(text: str) -> NDArray[np.uint64]:
+    return np.frombuffer(base64.b64decode(text, validate=True), dtype="<u8")
+
+
+def _column(values: ArrayLike) -> NDArray[Any]:
+    """A column as those of files are: text and its gaps are objects, str or None."""
+    column = np.asarray(values)
+    if column.dtype.kind not in "OU" or column.ndim != 1:
+        return column
+    return np.array([None if _is_gap(v) else str(v).strip() for v in column.tolist()], dtype=object)
+
+
+def _is_gap(value: Any) -> bool:
+    nan = isinstance(value, float) and value != value
+    return value is None or nan or type(value).__name__ in ("NAType", "NaTType")  # pandas' own
 
 
 def table_part(info: dict[str, Any]) -> tuple[Encoding, dict[str, Any]]:
@@ -60,4 +168,9 @@ def table_part(info: dict[str, Any]) -> tuple[Encoding, dict[str, Any]]:
         raise FileFormatError("the model's description of its training rows is damaged")
     if not 0 <= origin["test_size"] <= 0.9 or not 0 <= origin["seed"] < 2**31:
         raise FileFormatError("the model's description of its training rows is damaged")
+    try:
+        if origin.get(ROWS) is not None:
+            _unpacked(origin[ROWS])
+    except (TypeError, ValueError, binascii.Error) as error:
+        raise FileFormatError("the model's description of its training rows is damaged") from error
     return encoding, origin

@@ -26,8 +26,15 @@ from conjugp.cli.app import (
 from conjugp.cli.cells import texts
 from conjugp.cli.encoding import Encoding
 from conjugp.cli.models import load_model
-from conjugp.cli.settings import Delimiter, EncodingName, ModelArgument, TableArgument
-from conjugp.cli.tables import CSV, NPZ, PARQUET, Table, need_pyarrow, read_table
+from conjugp.cli.settings import (
+    Decimal,
+    Delimiter,
+    EncodingName,
+    ModelArgument,
+    Reading,
+    TableArgument,
+)
+from conjugp.cli.tables import CSV, FORMATS, NPZ, PARQUET, Table, need_pyarrow
 
 Unseen = Annotated[
     str,
@@ -60,6 +67,7 @@ def predict(
     unseen: Unseen = "refuse",
     delimiter: Delimiter = None,
     encoding: EncodingName = None,
+    decimal: Decimal = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -77,12 +85,12 @@ def predict(
     if to_stdout and as_json:
         raise Refusal("--json and -o - both need standard output; write the predictions to a file")
     check_unseen(unseen)
-    existed = not to_stdout and check_output(output, (*CSV, *PARQUET, *NPZ))
+    existed = not to_stdout and check_output(output, FORMATS, inputs=(model, table))
     if output.suffix.lower() in PARQUET:
         need_pyarrow()
-    found = load_model(model)
-    skip = tuple(name for name in found.encoding.ignored if name not in keep)
-    rows = read_table(table, delimiter=delimiter, encoding=encoding, skip=skip)
+    found = load_model(model, table=table)
+    reading = Reading(delimiter=delimiter, encoding=encoding, decimal=decimal, keep=keep)
+    rows = reading.table(table, found.encoding.ignored)
     X = found.encoding.encode(rows, unseen)
     note_unused(rows, found.encoding)
     columns: dict[str, NDArray[Any]] = {name: rows.column(name) for name in keep}

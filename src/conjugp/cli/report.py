@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -26,15 +27,18 @@ from conjugp.cli.app import (
 from conjugp.cli.contents import contents, headline
 from conjugp.cli.evaluate import labelled_rows
 from conjugp.cli.findings import Subject, find
-from conjugp.cli.fit import fit_model, scored
+from conjugp.cli.fit import fit_model, scored, seen_of
 from conjugp.cli.models import load_model
 from conjugp.cli.page import render
+from conjugp.cli.predict import Unseen, check_unseen
+from conjugp.cli.scores import few_rows
 from conjugp.cli.settings import (
     CategoricalOption,
     Decimal,
     Delimiter,
     EncodingName,
     Ignore,
+    Keep,
     Missing,
     OptionalTarget,
     Reading,
@@ -44,7 +48,6 @@ from conjugp.cli.settings import (
     Weight,
     prepare,
 )
-from conjugp.cli.tables import read_table
 
 
 @app.command()
@@ -60,6 +63,7 @@ def report(
         Path, typer.Option("--output", "-o", metavar="HTML", help="Where to write the page.")
     ] = Path("report.html"),
     target: OptionalTarget = None,
+    keep: Keep = [],  # noqa: B006
     train: Annotated[
         Path | None,
         typer.Option(metavar="TABLE", help="After a model: what logistic regression learns from."),
@@ -73,7 +77,8 @@ def report(
     test: TestFile = None,
     delimiter: Delimiter = None,
     encoding: EncodingName = None,
-    decimal: Decimal = ".",
+    decimal: Decimal = None,
+    unseen: Unseen = "refuse",
     seed: Seed = 0,
     as_json: Json = False,
     debug: Debug = False,
@@ -89,17 +94,19 @@ def report(
       $ conjugp report wine.conjugp wine.csv -o report.html
       $ conjugp report wine.csv --target label -o report.html
     """
-    existed = check_output(output, (".html", ".htm"))
+    check_unseen(unseen)
+    existed = check_output(output, (".html", ".htm"), inputs=(first, table, train, test))
     notes: list[str] = []
     command = typed_command(context)
     if table is not None:
-        unused = ("categorical", "missing", "ignore", "weight", "target", "test", "decimal")
+        unused = ("categorical", "missing", "ignore", "weight", "target", "test")
         given = [n for n in unused if context.get_parameter_source(n).name == "COMMANDLINE"]  # type: ignore[union-attr]
         if given:
             raise Refusal(
                 f"--{given[0]} is for a table that is fitted first; the model has its own"
             )
-        subject = _of_model(first, table, train, delimiter, encoding)
+        reading = Reading(delimiter=delimiter, encoding=encoding, decimal=decimal, keep=keep)
+        subject = _of_model(first, table, train, reading, unseen)
         subject.commands.append(command)
     else:
         if target is None:
@@ -108,7 +115,7 @@ def report(
             )
         if test_size == 0 and test is None:
             raise Refusal("a report needs rows to score: --test-size above 0, or --test TABLE")
-        reading = Reading(categorical, missing, ignore, weight, delimiter, encoding, decimal)
+        reading = Reading(categorical, missing, ignore, weight, delimiter, encoding, decimal, keep)
         training = prepare(first, target, reading, test_size, test, seed)
         notes += training.notes
         clf = GPClassifier(random_state=seed)
@@ -116,11 +123,22 @@ def report(
         model, _ = scored(clf, training, first, test, test_size, seed, command)
         rows = training.test
         assert rows is not None
-        subject = Subject(model, rows, training.all, training.train, False, [command], first.name)
+        subject = Subject(
+            model,
+            rows,
+            training.all,
+            training.train,
+            seen_of(model, training, test),
+            [command],
+            first.name,
+            first.name if test is None else test.name,
+            keep,
+        )
     if not compare:
         subject.train = None
     with warnings_as_notes(notes), estimator_errors():
         findings = find(subject)
+    notes += few_rows(len(subject.rows.y))
     for text in notes:
         note(text)
     page = render(contents(subject, findings, notes))
@@ -143,15 +161,23 @@ def report(
 
 
 def _of_model(
-    path: Path, table: Path, train: Path | None, delimiter: str | None, encoding: str | None
+    path: Path, table: Path, train: Path | None, reading: Reading, unseen: str
 ) -> Subject:
     """A model from a file, on the rows of a table."""
-    model = load_model(path)
-    labelled = labelled_rows(model, table, delimiter, encoding)
+    model = load_model(path, table=table)
+    labelled = labelled_rows(model, table, reading, unseen)
     learned = labelled.train
     if train is not None:
-        skip = model.encoding.ignored
-        given = read_table(train, delimiter=delimiter, encoding=encoding, skip=skip)
-        learned = Rows.of(given, model.encoding)
-    commands = [model.origin["command"]]
-    return Subject(model, labelled.rows, labelled.all, learned, labelled.seen, commands, table.name)
+        given = replace(reading, keep=[]).table(train, model.encoding.ignored)
+        learned = Rows.of(given, model.encoding, unseen)
+    return Subject(
+        model,
+        labelled.rows,
+        labelled.all,
+        learned,
+        labelled.seen,
+        [model.origin["command"]],
+        table.name,
+        table.name,
+        reading.keep,
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from conjugp import metrics
 from conjugp.cli.tables import TableError, listed
 
+FEW = 30  # rows whose scores say little
 # What is printed, by the name it has in JSON. Lower is better.
 SCORES = {"error": "error", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
 
@@ -75,6 +78,38 @@ def fingerprint(X: NDArray[np.float64], y: NDArray[Any]) -> str:
     digest = hashlib.sha256(np.ascontiguousarray(X, dtype=float).tobytes())
     digest.update("\0".join(map(str, y.tolist())).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
+
+
+def row_digests(X: NDArray[np.float64], y: NDArray[Any]) -> NDArray[np.uint64]:
+    """A digest of 64 bits for the features and the label of every row."""
+    rows = np.ascontiguousarray(X, dtype="<f8") + 0.0  # -0 is 0
+    digests = [
+        blake2b(row.tobytes() + str(label).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        for row, label in zip(rows, y.tolist(), strict=True)
+    ]
+    return np.frombuffer(b"".join(digests), dtype="<u8")
+
+
+def count_common(some: NDArray[np.uint64], others: NDArray[np.uint64]) -> int:
+    """How many of some digests are among others, each of these counted once."""
+    return sum((Counter(some.tolist()) & Counter(others.tolist())).values())
+
+
+def these_rows(n: int, seen: int | None, source: str, who: str = "it") -> str:
+    """The rows that scores are of, and how many of them the model has learned from."""
+    if seen is None:
+        return f"{n} rows of {source}"
+    if seen == 0:
+        return f"{n} rows {'it' if who == 'it' else 'that ' + who} has not seen"
+    if seen == n:
+        return f"{n} rows that {who} was fitted to"
+    return f"{n} rows, {seen} of which {who} was trained on"
+
+
+def few_rows(n: int) -> list[str]:
+    """A note where scores are of few rows."""
+    counted = "1 row is" if n == 1 else f"{n} rows are"
+    return [f"only {counted} scored, so that the scores are rough"] if n < FEW else []
 
 
 def logistic_regression(

@@ -40,6 +40,10 @@ Missing = Annotated[
 Ignore = Annotated[
     list[str], typer.Option(metavar="COLUMN", help="Leave a column out. May be repeated.")
 ]
+Keep = Annotated[
+    list[str],
+    typer.Option(metavar="COLUMN", help="Show a column, also an ignored one. May be repeated."),
+]
 Weight = Annotated[str | None, typer.Option(metavar="COLUMN", help="Weights of the rows.")]
 Delimiter = Annotated[
     str | None,
@@ -49,7 +53,12 @@ EncodingName = Annotated[
     str | None, typer.Option("--encoding", metavar="NAME", help="Of a CSV file; UTF-8 if left.")
 ]
 Decimal = Annotated[
-    str, typer.Option(metavar=".|,", help="What stands before the decimals in a CSV file.")
+    str | None,
+    typer.Option(
+        metavar=".|,",
+        help="What stands before the decimals in a CSV file; if left, the point, or with a model "
+        "what its training table had.",
+    ),
 ]
 TestSize = Annotated[
     float, typer.Option(min=0, max=0.9, help="Share of the rows held out for the scores.")
@@ -70,12 +79,22 @@ class Reading:
     weight: str | None = None
     delimiter: str | None = None
     encoding: str | None = None
-    decimal: str = "."
+    decimal: str | None = None
+    keep: list[str] = field(default_factory=list)  # to show, though they may be ignored
 
-    def table(self, path: Path) -> Table:
-        """The table without the columns to ignore."""
-        skip = tuple(self.ignore)
-        return read_table(path, delimiter=self.delimiter, encoding=self.encoding, skip=skip)
+    def table(self, path: Path, ignored: tuple[str, ...] = ()) -> Table:
+        """The table without the columns to ignore, these or a model's."""
+        skip = tuple(name for name in (*self.ignore, *ignored) if name not in self.keep)
+        table = read_table(
+            path,
+            delimiter=self.delimiter,
+            encoding=self.encoding,
+            decimal=self.decimal,
+            skip=skip,
+        )
+        for name in self.keep:
+            table.column(name)
+        return table
 
 
 @dataclass(frozen=True)
@@ -89,7 +108,7 @@ class Rows:
     place: NDArray[np.intp]  # in the file, from 0
 
     @classmethod
-    def of(cls, table: Table, encoding: Encoding, unseen: str = "refuse") -> Rows:
+    def of(cls, table: Table, encoding: Encoding, unseen: str | None = None) -> Rows:
         """All rows of a table."""
         y, X = encoding.read_labels(table), encoding.encode(table, unseen)
         weight = encoding.read_weights(table) if encoding.weight in table.columns else None
@@ -123,8 +142,6 @@ def prepare(
     """Read a table, choose its encoding and set rows aside."""
     if reading.missing not in ("refuse", "impute"):
         raise Refusal(f"--missing must be refuse or impute; got {reading.missing!r}")
-    if reading.decimal not in (".", ","):
-        raise Refusal(f"--decimal must be . or ,; got {reading.decimal!r}")
     table = reading.table(path)
     encoding, notes = choose_encoding(
         table,
@@ -133,7 +150,6 @@ def prepare(
         missing=reading.missing,
         ignore=reading.ignore,
         weight=reading.weight,
-        decimal=reading.decimal,
     )
     if test is not None or test_size == 0:
         rows = Rows.of(table, encoding)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import sys
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ DELIMITERS = (",", ";", "\t", "|")
 _SNIFFED = 50  # records that choose the delimiter
 _SAMPLE = 2**20  # characters that they may take
 _BLOCK = 10_000  # records turned into columns at a time
+_NAMED = 200  # columns in an error about a name that is not there
 
 
 class TableError(ValueError):
@@ -41,6 +43,8 @@ class Table:
 
     columns: dict[str, NDArray[Any]]
     n_rows: int
+    decimal: str | None = None  # what stands before the decimals in its text, where it was told
+    skipped: tuple[str, ...] = ()  # columns of the file that were left out
 
     @property
     def names(self) -> list[str]:
@@ -54,20 +58,34 @@ class Table:
 
     def take(self, rows: NDArray[np.intp]) -> Table:
         """Some of the rows."""
-        return Table({name: c[rows] for name, c in self.columns.items()}, len(rows))
+        return replace(
+            self, columns={name: c[rows] for name, c in self.columns.items()}, n_rows=len(rows)
+        )
 
     def without(self, names: set[str]) -> Table:
         """The table less some of its columns."""
-        return Table({n: c for n, c in self.columns.items() if n not in names}, self.n_rows)
+        return replace(self, columns={n: c for n, c in self.columns.items() if n not in names})
 
 
 def read_table(
-    path: Path, *, delimiter: str | None = None, encoding: str | None = None, skip: tuple = ()
+    path: Path,
+    *,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    decimal: str | None = None,
+    skip: tuple = (),
 ) -> Table:
     """The table in a file, its kind told by the end of its name; ``-`` is CSV on standard input.
 
     `skip` names columns to leave out, and arrays of an NPZ file, which may then be of any length.
     """
+    if decimal not in (None, ".", ","):
+        raise TableError(f"--decimal must be . or ,; got {decimal!r}")
+    return replace(_read(path, delimiter, encoding, skip), decimal=decimal)
+
+
+def _read(path: Path, delimiter: str | None, encoding: str | None, skip: tuple) -> Table:
+    """The table in a file."""
     if str(path) == "-":
         return read_csv(sys.stdin.buffer.read(), "standard input", delimiter, encoding, skip)
     suffix = path.suffix.lower()
@@ -155,8 +173,8 @@ def read_parquet(path: Path, skip: tuple = ()) -> Table:
             raise TableError(f"{path} is not a Parquet file, or damaged") from error
     columns = []
     for name, column in zip(found.column_names, found.columns, strict=True):
-        if name not in skip:
-            columns.append((name, _from_arrow(name, column, path)))
+        # What is left out may be of any type.
+        columns.append((name, column if name in skip else _from_arrow(name, column, path)))
     return _table(columns, found.num_rows, str(path), skip)
 
 
@@ -188,6 +206,7 @@ def read_npz(path: Path, skip: tuple = ()) -> Table:
     try:
         with np.load(path, allow_pickle=False) as found:
             arrays = {name: found[name] for name in found.files if name not in skip}
+            skipped = [(name, np.empty(0)) for name in found.files if name in skip]
     except FileNotFoundError:
         raise
     except (OSError, ValueError, EOFError, KeyError, RuntimeError, NotImplementedError) as error:
@@ -215,10 +234,10 @@ def read_npz(path: Path, skip: tuple = ()) -> Table:
         raise TableError(
             f"{path}: arrays of different lengths ({shown}); leave some out with --ignore"
         )
-    return _table(columns, next(iter(lengths.values()), 0), str(path), skip)
+    return _table([*columns, *skipped], next(iter(lengths.values()), 0), str(path), skip)
 
 
-def _table(columns: list[tuple[str, NDArray[Any]]], n_rows: int, source: str, skip: tuple) -> Table:
+def _table(columns: list[tuple[str, Any]], n_rows: int, source: str, skip: tuple) -> Table:
     """Columns as a table; an error if it has no rows or a name twice."""
     names = [name for name, _ in columns]
     twice = sorted({name for name in names if names.count(name) > 1}) if names else []
@@ -229,7 +248,8 @@ def _table(columns: list[tuple[str, NDArray[Any]]], n_rows: int, source: str, sk
         )
     if n_rows == 0:
         raise TableError(f"{source} has no rows{' below its header' if names else ''}")
-    return Table({name: column for name, column in columns if name not in skip}, n_rows)
+    kept = {name: column for name, column in columns if name not in skip}
+    return Table(kept, n_rows, skipped=tuple(name for name in names if name in skip))
 
 
 def _append(columns: list[list[str]], block: list[list[str]]) -> None:
@@ -248,9 +268,11 @@ def _decoded(data: bytes, source: str, encoding: str | None) -> str:
         raise TableError(f"--encoding {encoding!r} is not the name of an encoding") from error
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
+        # Latin-1 has control characters there, Windows' own encoding quotes, dashes and the euro.
+        likely = "cp1252" if re.search(rb"[\x80-\x9f]", data) else "latin-1"
         raise TableError(
             f"{source}: line {line} is not {name.upper()} text (byte 0x{data[error.start]:02x}); "
-            "say which encoding it has, such as --encoding latin-1"
+            f"say which encoding it has, such as --encoding {likely}"
         ) from error
     except (UnicodeError, ValueError) as error:
         raise TableError(f"{source} cannot be read as {name} ({error})") from error
@@ -285,7 +307,7 @@ def suggestion(name: str, names: list[str]) -> str:
         return f"; did you mean {' or '.join(map(repr, close))}?"
     if names and all(_is_number(n) for n in names):
         return "; the first line holds only numbers, so the file may have no header"
-    shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
+    shown = ", ".join(map(repr, names[:_NAMED])) + (", ..." if len(names) > _NAMED else "")
     return f"; the columns are {shown}" if names else ""
 
 

@@ -97,6 +97,8 @@ class ClassCalibrationDisplay:
     def plot(self, ax: Axes | None = None, *, max_classes: int = 6) -> ClassCalibrationDisplay:
         """Draw the frequencies, and lines through those of bins with ten points or more.
 
+        Small dots off the lines are bins with fewer points, where a frequency is mostly noise.
+
         Parameters
         ----------
         ax : matplotlib Axes, default=None
@@ -106,13 +108,13 @@ class ClassCalibrationDisplay:
         """
         self.ax_, self.figure_ = ax, _ = axes_for(ax, (5.4, 5.2))
         worst = np.argsort(-self.errors, kind="stable")[:max_classes]
-        colors = class_colors(max(len(worst), 1))
+        colors = class_colors(len(self.curves))  # those that the classes have in other displays
         for c, curve in enumerate(self.curves):
             if c not in worst:
                 x, y = _sure(curve)
                 ax.plot(x, y, color=GREY, lw=0.8, alpha=0.6, zorder=2)
-        for c, color in zip(worst, colors, strict=True):
-            curve = self.curves[c]
+        for c in worst:
+            curve, color = self.curves[c], colors[c]
             share = curve.count / curve.count.sum()
             label = f"{self.labels[c]} (error {self.errors[c]:.3f})"
             x, y = _sure(curve)

@@ -21,7 +21,8 @@ HERE = Path(__file__).parent
 _DARK = (
     "--paper: #161b22; --ink: #e6edf3; --soft: #9aa6b2; --line: #30363d; --ground: #0d1117; "
     "--accent: #6cb0ff; --other: #f0a35e; --bad: #ff8a80; "
-    "--warn-ground: #332a10; --warn-ink: #f2d48a; --heat: 88 150 230; --miss: 220 80 70;"
+    "--warn-ground: #332a10; --warn-ink: #f2d48a; --heat: 88 150 230; --miss: 220 80 70; "
+    "--shade: rgb(230 237 243 / .3);"
 )
 _LIGHT_INK, _LIGHT_PAPER = (0x1B, 0x1F, 0x24), (0xFF, 0xFF, 0xFF)
 _DARK_INK, _DARK_PAPER = (0xE6, 0xED, 0xF3), (0x16, 0x1B, 0x22)

@@ -17,14 +17,17 @@
   const count = document.getElementById("count");
   const more = document.getElementById("more");
   const rows = Array.from(body.rows);
-  const words = new Map(rows.map((row) => [row, row.textContent.toLowerCase()]));
+  // The whole text of every cell, also of one that is cut.
+  const text = (cell) => (cell.title || cell.textContent).toLowerCase();
+  const words = new Map(rows.map((row) => [row, Array.from(row.cells, text)]));
   let shown = page;
 
   const draw = () => {
     const wanted = filter.value.trim().toLowerCase();
     let found = 0;
     for (const row of body.rows) {
-      const fits = words.get(row).includes(wanted) && (!wrong.checked || row.classList.contains("wrong"));
+      const named = words.get(row).some((cell) => cell.includes(wanted));
+      const fits = named && (!wrong.checked || row.classList.contains("wrong"));
       if (fits) found += 1;
       row.hidden = !fits || found > shown;
     }
