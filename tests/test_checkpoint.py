@@ -265,7 +265,7 @@ def test_a_full_disk_does_not_stop_the_fit(path, monkeypatch, kill):
         raise OSError("no space left")
 
     with monkeypatch.context() as m:
-        m.setattr(files, "save_file", full)
+        m.setattr(files.Path, "write_bytes", full)
         with pytest.warns(UserWarning, match="checkpoint: no space left; the fit goes on without"):
             found = copy(FITS["minibatch"][0]).fit(X, Y, checkpoint=path)
     assert numbers(found) == expected and not list(path.parent.iterdir())

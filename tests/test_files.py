@@ -91,7 +91,7 @@ def test_permissions_are_the_usual_ones(path):
 
 
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
-@pytest.mark.parametrize("step", ["save_file", "os.fsync", "os.replace"])
+@pytest.mark.parametrize("step", ["Path.write_bytes", "os.fsync", "os.replace"])
 def test_a_write_that_fails_leaves_the_old_file(path, monkeypatch, step, error):
     write(path, ARRAYS, HEADER)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 _KEY, _SUM = "conjugp", "sum"
 
@@ -56,13 +56,10 @@ def write(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], header: A
     sums = _sums(whole)
     text = json.dumps({"header": header, "sums": sums}, allow_nan=False)
     metadata = {_KEY: text, _SUM: str(zlib.crc32(text.encode()))}
+    # Not save_file: it has temporary files of its own, which a killed process would leave behind.
+    content = save(whole, metadata)
     with replaced(path) as temporary:
-        mode = temporary.stat().st_mode  # the user's usual one, where safetensors takes 0600
-        try:
-            save_file(whole, temporary, metadata)
-        except SafetensorError as error:
-            raise OSError(f"{path} could not be written ({error})") from error
-        temporary.chmod(mode)
+        temporary.write_bytes(content)
 
 
 @contextmanager
