@@ -274,8 +274,10 @@ def test_a_checkpoint_changes_nothing_and_belongs_to_its_table(folder):
 
 
 def test_a_real_ctrl_c(folder):
+    # A process that was started in the background ignores Ctrl-C, and so do its children.
     code = (
-        "import sys, time; from conjugp import GPClassifier, cli\n"
+        "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from conjugp import GPClassifier, cli\n"
         "def fit(self, *a, **k): print('fitting', flush=True); time.sleep(60)\n"
         "GPClassifier.fit = fit; cli.main()"
     )
