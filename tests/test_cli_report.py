@@ -263,6 +263,8 @@ def test_numbers_are_written_plainly(value, text):
         (["wine.conjugp", "wine.csv", "--missing", "impute"], "--missing is for a table"),
         (["wine.conjugp", "wine.csv", "-o", "x.pdf"], "must end in .html"),
         (["wine.csv", "--target", "lable"], "did you mean"),
+        (["wine.csv", "--target", "label", "--unseen", "ignore"], "--unseen is for a model and"),
+        (["wine.csv", "--target", "label", "--train", "wine.csv"], "--train is for a model and"),
     ],
 )
 def test_report_refuses(wine, tmp_path, arguments, words):

@@ -44,8 +44,9 @@ def check_path(name: str, path: str | os.PathLike[str]) -> None:
 def remove_leftovers(path: str | os.PathLike[str]) -> None:
     """Remove what a process that was killed while it wrote to `path` has left beside it."""
     path = Path(path)
+    pattern = re.escape(f".{path.name}.") + f"[0-9a-f]{{32}}({re.escape(path.suffix)})?"
     for found in path.parent.glob(f".{glob.escape(path.name)}.*"):
-        if re.fullmatch(r"[0-9a-f]{32}", found.name.rpartition(".")[2]):
+        if re.fullmatch(pattern, found.name):
             found.unlink(missing_ok=True)
 
 
@@ -66,7 +67,8 @@ def write(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], header: A
 def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A new, empty file to write to, which takes the place of `path` if all goes well."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    # With its ending, from which some writers tell the format.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{path.suffix}")
     try:
         temporary.touch()
         yield temporary

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
-import uuid
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -228,19 +226,6 @@ def check_output(
 
 def _same_file(a: Path, b: Path) -> bool:
     return a.resolve() == b.resolve() or (a.exists() and b.exists() and a.samefile(b))
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A place beside `path` to write to, put in its place once all is written."""
-    temporary = path.with_name(f".{path.stem}.{uuid.uuid4().hex}{path.suffix}")
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def typed_command(context: typer.Context) -> str:

@@ -19,6 +19,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
+from conjugp import files
 from conjugp.classifier import GPClassifier
 from conjugp.cli.app import (
     Debug,
@@ -29,7 +30,6 @@ from conjugp.cli.app import (
     print_json,
     print_table,
     replaced,
-    whole_file,
 )
 from conjugp.cli.scores import SCORES, scores_of, shown_scores
 
@@ -106,7 +106,7 @@ def _write_wine(path: Path, as_json: bool) -> None:
     """scikit-learn's Wine as CSV: 13 measurements of 178 wines, and who made them."""
     existed = check_output(path, (".csv",), "--table")
     wine: Any = load_wine()
-    with whole_file(path) as temporary, temporary.open("w", newline="") as file:
+    with files.replaced(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow([*wine.feature_names, "label"])
         for x, y in zip(wine.data.tolist(), wine.target_names[wine.target], strict=True):
@@ -150,5 +150,5 @@ def _draw(results: list[Result], y: np.ndarray, output: Path) -> None:
         loc="left",
         fontsize="medium",
     )
-    with whole_file(output) as path:
+    with files.replaced(output) as path:
         figure.savefig(path, dpi=150)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import typer
 
+from conjugp import files
 from conjugp.cli.app import (
     Debug,
     Json,
@@ -17,7 +18,6 @@ from conjugp.cli.app import (
     note,
     print_json,
     print_table,
-    whole_file,
 )
 from conjugp.cli.models import Model, load_model
 from conjugp.cli.predict import Unseen, check_unseen, note_unused
@@ -185,7 +185,7 @@ def _draw(folder: Path, rows: Rows, proba: Any, classes: Any) -> list[Path]:
         written = []
         for name, figure in figures.items():
             path = folder / f"{name}.png"
-            with whole_file(path) as temporary:
+            with files.replaced(path) as temporary:
                 figure.savefig(temporary, dpi=150)
             written.append(path)
     return written

@@ -11,6 +11,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from conjugp import files
 from conjugp.cli.app import (
     Debug,
     Json,
@@ -21,7 +22,6 @@ from conjugp.cli.app import (
     note,
     print_json,
     replaced,
-    whole_file,
 )
 from conjugp.cli.cells import texts
 from conjugp.cli.encoding import Encoding
@@ -103,7 +103,7 @@ def predict(
     if to_stdout:
         typer.echo(_csv_text(columns), nl=False)
         return
-    with whole_file(output) as path:
+    with files.replaced(output) as path:
         _write(path, columns)
     if as_json:
         labels, counts = np.unique(columns["prediction"], return_counts=True)

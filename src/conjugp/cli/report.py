@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from conjugp import files
 from conjugp.classifier import GPClassifier
 from conjugp.cli.app import (
     Debug,
@@ -22,7 +23,6 @@ from conjugp.cli.app import (
     replaced,
     typed_command,
     warnings_as_notes,
-    whole_file,
 )
 from conjugp.cli.contents import contents, headline
 from conjugp.cli.evaluate import labelled_rows
@@ -98,13 +98,15 @@ def report(
     existed = check_output(output, (".html", ".htm"), inputs=(first, table, train, test))
     notes: list[str] = []
     command = typed_command(context)
+    unused = ("train", "unseen")
     if table is not None:
         unused = ("categorical", "missing", "ignore", "weight", "target", "test")
-        given = [n for n in unused if context.get_parameter_source(n).name == "COMMANDLINE"]  # type: ignore[union-attr]
-        if given:
-            raise Refusal(
-                f"--{given[0]} is for a table that is fitted first; the model has its own"
-            )
+    given = [n for n in unused if context.get_parameter_source(n).name == "COMMANDLINE"]  # type: ignore[union-attr]
+    if given and table is not None:
+        raise Refusal(f"--{given[0]} is for a table that is fitted first; the model has its own")
+    if given and target is not None:
+        raise Refusal(f"--{given[0]} is for a model and a table; here the table is fitted first")
+    if table is not None:
         reading = Reading(delimiter=delimiter, encoding=encoding, decimal=decimal, keep=keep)
         subject = _of_model(first, table, train, reading, unseen)
         subject.commands.append(command)
@@ -142,7 +144,7 @@ def report(
     for text in notes:
         note(text)
     page = render(contents(subject, findings, notes))
-    with whole_file(output) as path:
+    with files.replaced(output) as path:
         path.write_text(page, encoding="utf-8", errors="backslashreplace")
     if as_json:
         print_json(
