@@ -25,10 +25,9 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 sys.path.append(str(Path(__file__).parent))
+from data import Embedded, load, load_embeddings
 from embeddings import INPUTS, STRENGTHS, auroc, histograms, prepared
 from record import context, keep, scores
-
-from data import Embedded, load, load_embeddings
 
 RESULTS = Path(__file__).parent / "results" / "uncertainty.json"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
