@@ -38,7 +38,7 @@ class NotPositiveDefiniteError(ValueError):
     """A kernel matrix stayed indefinite at the largest jitter allowed."""
 
 
-_FIRST_JITTER = {torch.float64: 1e-6, torch.float32: 1e-4}
+FIRST_JITTER = {torch.float64: 1e-6, torch.float32: 1e-4}
 
 
 def cholesky(
@@ -50,7 +50,7 @@ def cholesky(
     grows tenfold until the factorisation succeeds. ``jitter=0`` tries the bare matrix first.
     Differentiable with respect to ``K``.
     """
-    first = _FIRST_JITTER[K.dtype]
+    first = FIRST_JITTER[K.dtype]
     relative = first if jitter is None else float(jitter)
     diagonal = K.diagonal(dim1=-2, dim2=-1)
     mean = diagonal.mean(-1, keepdim=True)

@@ -19,6 +19,7 @@ from conjugp.checkpoint import Journal
 from conjugp.features import Features, basis, features, own_features
 from conjugp.inference import classes, svi
 from conjugp.inference.adam import Adam
+from conjugp.inference.fused import FusedStep, Learned, Leaves, applies
 from conjugp.kernels import Kernel
 from conjugp.likelihoods.base import Likelihood
 from conjugp.likelihoods.logistic_softmax import LogisticSoftmax
@@ -172,6 +173,7 @@ class Trainer:
         self._rate = settings.learning_rate
         self._n_others = self._check_class_batch()
         self.journal = Journal()
+        self._fused: FusedStep | None = None
         self._make_optimiser()
 
     def _make_optimiser(self) -> None:
@@ -315,9 +317,10 @@ class Trainer:
 
     def _snapshot(self) -> State:
         s = self.state
-        return replace(
-            s, theta=s.theta.detach().clone(), Z=s.Z.detach().clone(), mean=s.mean.detach().clone()
-        )
+        # Other steps than the fused make a new q.
+        q = s.q if self._fused is None else Posterior(s.q.h.clone(), s.q.P.clone())
+        theta, Z, mean = (x.detach().clone() for x in (s.theta, s.Z, s.mean))
+        return replace(s, theta=theta, Z=Z, mean=mean, q=q)
 
     def _restore(self, good: State) -> None:
         """Go back to the last good state and take smaller steps from there."""
@@ -327,9 +330,8 @@ class Trainer:
                 "the fit kept leaving the range of floating-point numbers; try dtype='float64', "
                 "a smaller learning_rate, or learn_hyperparameters=False"
             )
-        self.state = replace(good)
-        for name in ("theta", "Z", "mean"):
-            setattr(self.state, name, getattr(good, name).clone())
+        self.state = good
+        self.state = self._snapshot()
         self._rate *= 0.5
         self._make_optimiser()
 
@@ -365,6 +367,7 @@ class Trainer:
         batches = Batches(self.data, batch, self.generator, shuffled=self._n_others is not None)
         if self._n_others is not None:
             self._start_classes()
+        self._start_fused(max(batch, n - batches.starts[-1]))
         rounds: list[float] = []
         means: list[float] = []
         good, anneal, t = self._snapshot(), None, 0
@@ -424,6 +427,10 @@ class Trainer:
 
     def _step(self, part: Data, scale: float, rho: float, rate: float) -> float:
         """One natural-gradient step and, once q has settled a little, one Adam step."""
+        if self._fused is not None:
+            elbo = self._fused_step(self._fused, part, scale, rho, rate)
+            if elbo is not None:
+                return elbo
         q = moments(self.state.q)
         gradients = self.learning and self.state.step >= 5
         stats = self._pass(part, q, scale, gradients)
@@ -433,6 +440,47 @@ class Trainer:
         self.state.q = svi.update(self.state.q, stats, scale, rho)
         self.state.step += 1
         if gradients:
+            self._move(rate)
+        return elbo
+
+    def _start_fused(self, batch: int) -> None:
+        """Take fused steps if there are such for this fit; they change q in place."""
+        s, cfg = self.state, self.settings
+        known = len(s.theta) == 1 and applies(s.template, cfg.likelihood, cfg.bound)
+        if not known or self._n_others is not None:
+            return
+        learned = Learned(cfg.learn_kernel, cfg.learn_inducing, cfg.learn_mean)
+        self._fused = FusedStep(
+            s.template,
+            cfg.likelihood,
+            cfg.bound,
+            Leaves(s.theta, s.Z, s.mean),
+            batch,
+            self.total,
+            learned,
+            cfg.jitter,
+        )
+        # The q given belongs to whoever gave it.
+        s.q = Posterior(s.q.h.clone(), s.q.P.clone())
+
+    def _fused_step(
+        self, fused: FusedStep, part: Data, scale: float, rho: float, rate: float
+    ) -> float | None:
+        """The same in closed form; None, and nothing done, where a matrix needs more jitter."""
+        s = self.state
+        gradients = self.learning and s.step >= 5
+        leaves = Leaves(*(leaf.detach() for leaf in self._leaves))
+        found = fused.evaluate(leaves, s.q, part.X, part.y, scale * part.weight, gradients)
+        if bool(found.failed):
+            return None
+        elbo = float(found.bound - found.kl)
+        if not math.isfinite(elbo):
+            raise FloatingPointError("the ELBO is not finite")
+        fused.update(s.q, found, rho)
+        s.step += 1
+        if gradients:
+            for leaf, gradient in zip(self._leaves, found.gradients, strict=True):
+                leaf.grad = gradient
             self._move(rate)
         return elbo
 
