@@ -53,8 +53,22 @@ class Found(NamedTuple):
 class _Kind(NamedTuple):
     """A stationary kernel of variance 1: its value at r² and the derivative there."""
 
-    value: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor, Tensor], Tensor]  # of r² and the value
+    value: Callable[[Tensor, Tensor | None], Tensor]  # of r², into a buffer or None
+    slope: Callable[[Tensor, Tensor], Tensor]  # of r² and the value, of which one is overwritten
+
+
+def _exp(s: Tensor) -> Tensor:
+    return s.neg_().exp_()
+
+
+def _matern32(r2: Tensor, out: Tensor | None) -> Tensor:
+    s = torch.mul(r2, 3.0, out=out).sqrt_()
+    return (1.0 + s).mul_(_exp(s))
+
+
+def _matern52(r2: Tensor, out: Tensor | None) -> Tensor:
+    s = torch.mul(r2, 5.0, out=out).sqrt_()
+    return torch.addcmul(1.0 + s, s, s, value=1 / 3).mul_(_exp(s))
 
 
 def _matern12_slope(r2: Tensor, k: Tensor) -> Tensor:
@@ -62,25 +76,15 @@ def _matern12_slope(r2: Tensor, k: Tensor) -> Tensor:
     return torch.where(r2 > torch.finfo(r2.dtype).tiny, -0.5 * k * r2.rsqrt(), 0.0)
 
 
-def _matern32(r2: Tensor) -> Tensor:
-    s = r2.mul(3.0).sqrt_()
-    return (1.0 + s).mul_(s.neg_().exp_())
-
-
-def _matern52(r2: Tensor) -> Tensor:
-    s = r2.mul(5.0).sqrt_()
-    return torch.addcmul(1.0 + s, s, s, value=1 / 3).mul_(s.neg_().exp_())
-
-
 def _matern52_slope(r2: Tensor, k: Tensor) -> Tensor:
-    s = r2.mul(5.0).sqrt_()
-    return (1.0 + s).mul_(s.neg_().exp_()).mul_(-5 / 6)
+    s = r2.mul_(5.0).sqrt_()
+    return (1.0 + s).mul_(_exp(s)).mul_(-5 / 6)
 
 
 _KINDS: dict[type[Kernel], _Kind] = {
-    RBF: _Kind(lambda r2: r2.mul(-0.5).exp_(), lambda r2, k: k.mul(-0.5)),
-    Matern12: _Kind(lambda r2: r2.sqrt().neg_().exp_(), _matern12_slope),
-    Matern32: _Kind(_matern32, lambda r2, k: r2.mul(3.0).sqrt_().neg_().exp_().mul_(-1.5)),
+    RBF: _Kind(lambda r2, out: torch.mul(r2, -0.5, out=out).exp_(), lambda r2, k: k.mul_(-0.5)),
+    Matern12: _Kind(lambda r2, out: _exp(torch.sqrt(r2, out=out)), _matern12_slope),
+    Matern32: _Kind(_matern32, lambda r2, k: _exp(r2.mul_(3.0).sqrt_()).mul_(-1.5)),
     Matern52: _Kind(_matern52, _matern52_slope),
 }
 
@@ -101,7 +105,8 @@ class _Features(NamedTuple):
     variance: Tensor  # ()
     L_inv: Tensor  # (M, M), of the kernel of variance 1
     root: Tensor  # (M, M), the same times the root of the variance: A = k rootᵀ
-    Z: Tensor  # (M, D), centred like the rows
+    Z: Tensor  # (M, D) ...
+    X: Tensor  # ... and (B, D), shifted alike
     rows: tuple[Tensor, Tensor]  # r² and k of rows and Z, (B, M)
     inducing: tuple[Tensor, Tensor]  # of Z alone, (M, M)
 
@@ -125,10 +130,11 @@ class FusedStep:
         Z, C, (M, D) = leaves.Z, len(leaves.mean), leaves.Z.shape
         self.jitter = FIRST_JITTER[Z.dtype] if jitter is None else jitter
         self.eye = torch.eye(M, dtype=Z.dtype, device=Z.device)
+        self.shift = _shift(leaves)
         # For the largest batch. One of size (B, C, M), which two products use in turn.
         self._U, self._X, self._X2 = (Z.new_empty(batch, n) for n in (C * M, D, D))
-        self._A, self._r2, self._dA, self._dK = (Z.new_empty(batch, M) for _ in range(4))
-        self._S, self._P = Z.new_empty(C, M, M), Z.new_empty(M, C * M)
+        self._A, self._r2, self._k, self._dA, self._dK = (Z.new_empty(batch, M) for _ in range(5))
+        self._R, self._S, self._P = (Z.new_empty(n, M, M) for n in (C, C, C))
 
     @torch.no_grad()
     def evaluate(
@@ -147,7 +153,7 @@ class FusedStep:
         theta, Z, mean = leaves
         B, C, M = len(y), len(mean), len(Z)
         L, info = torch.linalg.cholesky_ex(q.P)
-        R = torch.linalg.solve_triangular(L, self.eye.expand_as(L), upper=False)
+        R = torch.linalg.solve_triangular(L, self.eye.expand_as(L), upper=False, out=self._R)
         S = torch.bmm(R.mT, R, out=self._S)
         # Not S h: where q is sure h is large, S tiny, and its rounding errors are not.
         w = torch.bmm(R.mT, torch.bmm(R, q.h.unsqueeze(-1))).squeeze(-1)
@@ -177,7 +183,7 @@ class FusedStep:
                 found[2] = dm.sum(0)
         # No one needs U any more: its place is taken by A∘precision.
         scaled = torch.mul(A.unsqueeze(1), (precision * weights).to(A).unsqueeze(-1), out=U)
-        P = torch.mm(A.T, scaled.view(B, C * M), out=self._P).view(M, C, M)
+        P = torch.mm(A.T, scaled.view(B, C * M), out=self._P.view(M, C * M)).view(M, C, M)
         bound = (e.value * weights.squeeze(1)).sum().to(A)
         return Found(r.T @ A, P, bound, found, kl, failed + info.ne(0).sum())
 
@@ -193,19 +199,17 @@ class FusedStep:
         B, (M, D) = len(X), Z.shape
         parameters = theta[0].clamp(-LOG_BOUND, LOG_BOUND).exp()
         weight, variance = parameters[:-1].square().reciprocal().expand(D), parameters[-1]
-        # The shift keeps the digits of data far from the origin; distances do not depend on it.
-        shift = Z.mean(0)
-        Z = Z - shift
-        scaled = Z * weight
-        z2 = (Z * scaled).sum(1)
-        X = torch.sub(X, shift, out=self._X[:B])
+        if self.shift is not None:
+            Z, X = Z - self.shift, torch.sub(X, self.shift, out=self._X[:B])
         X2 = torch.mul(X, X, out=self._X2[:B])
+        scaled = Z * weight
+        z2 = torch.linalg.vecdot(Z, scaled)
         tiny = torch.finfo(Z.dtype).tiny
         r2 = torch.addmm(z2, X, scaled.T, alpha=-2.0, out=self._r2[:B])
         r2.add_((X2 @ weight).unsqueeze(1)).clamp_min_(tiny)
         r2_ZZ = torch.addmm(z2, Z, scaled.T, alpha=-2.0).add_(z2.unsqueeze(1))
         r2_ZZ.fill_diagonal_(0.0).clamp_min_(tiny)
-        k, k_ZZ = self.kind.value(r2), self.kind.value(r2_ZZ)
+        k, k_ZZ = self.kind.value(r2, self._k[:B]), self.kind.value(r2_ZZ, None)
         # Jitter is relative to the variance, so the factor of variance 1 does for all of them.
         L, info = torch.linalg.cholesky_ex(torch.add(k_ZZ, self.eye, alpha=self.jitter))
         L_inv = torch.linalg.solve_triangular(L, self.eye, upper=False)
@@ -215,7 +219,7 @@ class FusedStep:
         residual, floor = variance - explained, 1e-6 * variance
         f = _Features(
             *(A, torch.maximum(residual, floor), residual < floor, weight, variance),
-            *(L_inv, root, Z, (r2, k), (r2_ZZ, k_ZZ)),
+            *(L_inv, root, Z, X, (r2, k), (r2_ZZ, k_ZZ)),
         )
         return f, info.ne(0).sum()
 
@@ -236,14 +240,16 @@ class FusedStep:
         torch.diagonal(G).mul_(0.5)
         K = f.L_inv.T @ G @ f.L_inv
         E_ZZ = torch.add(K, K.T).mul_(-0.5).mul_(self.kind.slope(*f.inducing)).fill_diagonal_(0.0)
-        X, X2 = self._X[:B], self._X2[:B]
-        EX, EZ = E.T @ X, E_ZZ @ f.Z
+        # ∂r²/∂z: Σ_b E_bi (z_i - x_b), and both sides of k(Z, Z).
+        EX = E.T @ f.X
+        across = (f.Z * EX).sum(0)
         rows = (E.sum(0) + 2.0 * E_ZZ.sum(0)).unsqueeze(1)
+        pull = torch.addmm(EX, E_ZZ, f.Z, alpha=2.0, out=EX).neg_().addcmul_(rows, f.Z)
         d_theta, d_Z = None, None
         if self.learned.theta:
-            # Σ E (x - z)², feature by feature, of both.
-            spread = E.sum(1) @ X2 + (f.Z * (rows * f.Z - 2.0 * (EX + EZ))).sum(0)
-            d_length = -2.0 * f.weight * spread
+            # A longer lengthscale moves all points towards the origin, Z and rows alike.
+            moved = (f.Z * pull).sum(0) + E.sum(1) @ self._X2[:B] - across
+            d_length = -2.0 * f.weight * moved
             if theta.shape[1] == 2:
                 d_length = d_length.sum(0, keepdim=True)
             # A grows like the root of the variance, and the residual like the variance.
@@ -251,6 +257,16 @@ class FusedStep:
             inside = theta.abs() <= LOG_BOUND
             d_theta = torch.cat([d_length, d_variance.view(1)]).unsqueeze(0) * inside
         if self.learned.Z:
-            d_Z = (rows * f.Z - EX).sub_(EZ, alpha=2.0).mul_(2.0 * f.weight)
+            d_Z = pull.mul_(2.0 * f.weight)
         return d_theta, d_Z
+
+
+def _shift(leaves: Leaves) -> Tensor | None:
+    """What to subtract from all rows: x² - 2xz + z² loses digits if they are far from zero."""
+    theta, Z = leaves.theta.detach(), leaves.Z.detach()
+    shift, spread = Z.mean(0), Z.var(0, correction=0)
+    excess = shift.square() - 4.0 * spread
+    weight = torch.exp(-2.0 * theta[0, :-1].clamp(-LOG_BOUND, LOG_BOUND))
+    # Working units have a spread of one.
+    return None if bool(((excess <= 1.0).all()) & ((weight * excess).sum() <= 1.0)) else shift
 
