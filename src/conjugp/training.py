@@ -20,6 +20,7 @@ from conjugp.features import Features, basis, features, own_features
 from conjugp.inference import classes, svi
 from conjugp.inference.adam import Adam
 from conjugp.inference.fused import FusedStep, Learned, Leaves, applies
+from conjugp.inference.rounds import Planned, Rounds
 from conjugp.kernels import Kernel
 from conjugp.likelihoods.base import Likelihood
 from conjugp.likelihoods.logistic_softmax import LogisticSoftmax
@@ -174,6 +175,8 @@ class Trainer:
         self._n_others = self._check_class_batch()
         self.journal = Journal()
         self._fused: FusedStep | None = None
+        self._rounds: Rounds | None = None
+        self._on_device = data.X.is_cuda  # whether fused steps are taken a round at a time
         self._make_optimiser()
 
     def _make_optimiser(self) -> None:
@@ -371,6 +374,7 @@ class Trainer:
         rounds: list[float] = []
         means: list[float] = []
         good, anneal, t = self._snapshot(), None, 0
+        wait = 0  # up to here steps are taken one by one
         loop = self._left_off()
         if loop is not None:
             rounds, means, good, anneal, t = (
@@ -393,23 +397,32 @@ class Trainer:
                 )
             if anneal is None and t >= 0.6 * budget:
                 anneal = (t, budget)
-            left = 1.0 if anneal is None else 1 - (t - anneal[0]) / (anneal[1] - anneal[0])
             if anneal is not None and t >= anneal[1]:
                 break
-            rows = batches.next()
-            part = self.data.take(rows)
-            scale = n / len(part.y)
-            try:
-                if self._n_others is None:
-                    rho = max((cfg.first_step + t) ** -cfg.step_exponent, self._least_step(left))
-                    elbo = self._step(part, scale, rho, self._rate * max(left, 0.02))
-                else:
-                    elbo = self._class_step(part, rows, scale, left)
-            except (NotPositiveDefiniteError, FloatingPointError):
-                self._restore(good)
-                continue
-            rounds.append(elbo)
-            t += 1
+            ahead = min(ROUND - t % ROUND, (anneal[1] if anneal else budget) - t)
+            ahead = min(ahead, math.ceil(0.6 * budget) - t) if anneal is None else ahead
+            if t >= wait and self._ready():
+                elbos = self._round(batches, range(t, t + ahead), anneal)
+                if elbos is None:
+                    wait = t + ahead
+                    continue
+                rounds += elbos
+                t += ahead
+            else:
+                rows = batches.next()
+                part = self.data.take(rows)
+                scale = n / len(part.y)
+                left = self._left(t, anneal)
+                try:
+                    if self._n_others is None:
+                        elbo = self._step(part, scale, *self._rates(t, left))
+                    else:
+                        elbo = self._class_step(part, rows, scale, left)
+                except (NotPositiveDefiniteError, FloatingPointError):
+                    self._restore(good)
+                    continue
+                rounds.append(elbo)
+                t += 1
             if t % ROUND == 0 or t == budget:
                 good = self._snapshot()
                 means.append(sum(rounds[-ROUND:]) / len(rounds[-ROUND:]))
@@ -424,6 +437,16 @@ class Trainer:
 
     def _least_step(self, left: float) -> float:
         return self.settings.min_step * max(left, 0.1)
+
+    def _left(self, t: int, anneal: tuple[int, int] | None) -> float:
+        """1 until the fit comes to rest, then falling to 0."""
+        return 1.0 if anneal is None else 1 - (t - anneal[0]) / (anneal[1] - anneal[0])
+
+    def _rates(self, t: int, left: float) -> tuple[float, float]:
+        """The step sizes of q and of Adam."""
+        cfg = self.settings
+        rho = max((cfg.first_step + t) ** -cfg.step_exponent, self._least_step(left))
+        return rho, self._rate * max(left, 0.02)
 
     def _step(self, part: Data, scale: float, rho: float, rate: float) -> float:
         """One natural-gradient step and, once q has settled a little, one Adam step."""
@@ -462,6 +485,46 @@ class Trainer:
         )
         # The q given belongs to whoever gave it.
         s.q = Posterior(s.q.h.clone(), s.q.P.clone())
+
+    def _ready(self) -> bool:
+        """Whether a whole round can be taken on the device."""
+        settled = self.state.step >= 5 or not self.learning
+        return self._fused is not None and self._on_device and settled
+
+    def _round(
+        self, batches: Batches, steps: range, anneal: tuple[int, int] | None
+    ) -> list[float] | None:
+        """Steps that the device is told of at once; None, and nothing done, if one failed."""
+        s, data, fused = self.state, self.data, self._fused
+        assert fused is not None
+        leaves = Leaves(*(leaf.detach() for leaf in self._leaves))
+        if self._rounds is None or not self._rounds.on(leaves, s.q, self._adam):
+            strength = self.settings.kernel_prior / self.total
+            self._rounds = Rounds(
+                fused,
+                leaves,
+                s.q,
+                self._adam,
+                (data.X, data.y, data.weight),
+                ROUND,
+                self.learning,
+                (self._start_theta.detach(), strength) if strength else None,
+            )
+        before = batches.order, batches.at, self.generator.get_state()
+        plan = []
+        for t in steps:
+            rows = batches.next()
+            assert isinstance(rows, slice)
+            size = rows.stop - rows.start
+            rates = self._rates(t, self._left(t, anneal))
+            plan.append(Planned(rows.start, size, len(data.y) / size, *rates))
+        elbos = self._rounds.run(plan)
+        if elbos is None:
+            batches.order, batches.at = before[:2]
+            self.generator.set_state(before[2])
+            return None
+        s.step += len(plan)
+        return elbos
 
     def _fused_step(
         self, fused: FusedStep, part: Data, scale: float, rho: float, rate: float

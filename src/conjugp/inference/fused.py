@@ -95,6 +95,15 @@ def applies(kernel: Kernel, likelihood: Likelihood, bound: str) -> bool:
     return known and bound in likelihood.bounds
 
 
+class _Solved(NamedTuple):
+    """A posterior solved for its marginals."""
+
+    w: Tensor  # (C, M)
+    S: Tensor  # (C, M, M)
+    kl: Tensor  # scalar
+    failed: Tensor  # scalar
+
+
 class _Features(NamedTuple):
     """Aᵀ (B, M) and the residual (B,) with what their gradients need."""
 
@@ -109,6 +118,7 @@ class _Features(NamedTuple):
     X: Tensor  # ... and (B, D), shifted alike
     rows: tuple[Tensor, Tensor]  # r² and k of rows and Z, (B, M)
     inducing: tuple[Tensor, Tensor]  # of Z alone, (M, M)
+    failed: Tensor  # scalar, whether K_ZZ was not positive definite
 
 
 class FusedStep:
@@ -131,6 +141,7 @@ class FusedStep:
         self.jitter = FIRST_JITTER[Z.dtype] if jitter is None else jitter
         self.eye = torch.eye(M, dtype=Z.dtype, device=Z.device)
         self.shift = _shift(leaves)
+        self._side = torch.cuda.Stream() if Z.is_cuda else None
         # For the largest batch. One of size (B, C, M), which two products use in turn.
         self._U, self._X, self._X2 = (Z.new_empty(batch, n) for n in (C * M, D, D))
         self._A, self._r2, self._k, self._dA, self._dK = (Z.new_empty(batch, M) for _ in range(5))
@@ -152,17 +163,16 @@ class FusedStep:
         """
         theta, Z, mean = leaves
         B, C, M = len(y), len(mean), len(Z)
-        L, info = torch.linalg.cholesky_ex(q.P)
-        R = torch.linalg.solve_triangular(L, self.eye.expand_as(L), upper=False, out=self._R)
-        S = torch.bmm(R.mT, R, out=self._S)
-        # Not S h: where q is sure h is large, S tiny, and its rounding errors are not.
-        w = torch.bmm(R.mT, torch.bmm(R, q.h.unsqueeze(-1))).squeeze(-1)
-        trace = torch.diagonal(S, dim1=1, dim2=2).sum()
-        log_det = torch.diagonal(L, dim1=1, dim2=2).log().sum()
-        kl = 0.5 * (w.square().sum() + trace - C * M) + log_det
-
-        f, failed = self._features(theta, Z, X)
-        A = f.A
+        if self._side is None:
+            solved, f = self._solve(q), self._features(theta, Z, X)
+        else:
+            # Two chains of small factorisations, which a GPU can do side by side.
+            self._side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._side):
+                solved = self._solve(q)
+            f = self._features(theta, Z, X)
+            torch.cuda.current_stream().wait_stream(self._side)
+        A, S, w = f.A, solved.S, solved.w
         U = torch.mm(A, S.view(C * M, M).T, out=self._U[:B]).view(B, C, M)
         v = torch.bmm(A.unsqueeze(1), U.mT).squeeze(1).clamp_min_(0).add_(f.residual.unsqueeze(1))
         m = A @ w.T
@@ -185,7 +195,7 @@ class FusedStep:
         scaled = torch.mul(A.unsqueeze(1), (precision * weights).to(A).unsqueeze(-1), out=U)
         P = torch.mm(A.T, scaled.view(B, C * M), out=self._P.view(M, C * M)).view(M, C, M)
         bound = (e.value * weights.squeeze(1)).sum().to(A)
-        return Found(r.T @ A, P, bound, found, kl, failed + info.ne(0).sum())
+        return Found(r.T @ A, P, bound, found, solved.kl, solved.failed + f.failed)
 
     @torch.no_grad()
     def update(self, q: Posterior, found: Found, rho: float) -> None:
@@ -194,8 +204,21 @@ class FusedStep:
         q.P.lerp_(found.P.transpose(0, 1), rho)
         torch.diagonal(q.P, dim1=1, dim2=2).add_(rho)
 
-    def _features(self, theta: Tensor, Z: Tensor, X: Tensor) -> tuple[_Features, Tensor]:
-        """Whitened features of X, and whether K_ZZ was not positive definite (Q1)."""
+    def _solve(self, q: Posterior) -> _Solved:
+        """Factorise P: w = P⁻¹h, S = P⁻¹ and the KL (Q1, Q2)."""
+        C, M = q.h.shape
+        L, info = torch.linalg.cholesky_ex(q.P)
+        R = torch.linalg.solve_triangular(L, self.eye.expand_as(L), upper=False, out=self._R)
+        S = torch.bmm(R.mT, R, out=self._S)
+        # Not S h: where q is sure h is large, S tiny, and its rounding errors are not.
+        w = torch.bmm(R.mT, torch.bmm(R, q.h.unsqueeze(-1))).squeeze(-1)
+        trace = torch.diagonal(S, dim1=1, dim2=2).sum()
+        log_det = torch.diagonal(L, dim1=1, dim2=2).log().sum()
+        kl = 0.5 * (w.square().sum() + trace - C * M) + log_det
+        return _Solved(w, S, kl, info.ne(0).sum())
+
+    def _features(self, theta: Tensor, Z: Tensor, X: Tensor) -> _Features:
+        """Whitened features of X (Q1)."""
         B, (M, D) = len(X), Z.shape
         parameters = theta[0].clamp(-LOG_BOUND, LOG_BOUND).exp()
         weight, variance = parameters[:-1].square().reciprocal().expand(D), parameters[-1]
@@ -217,11 +240,10 @@ class FusedStep:
         A = torch.mm(k, root.T, out=self._A[:B])
         explained = torch.bmm(A.unsqueeze(1), A.unsqueeze(2)).view(B)
         residual, floor = variance - explained, 1e-6 * variance
-        f = _Features(
+        return _Features(
             *(A, torch.maximum(residual, floor), residual < floor, weight, variance),
-            *(L_inv, root, Z, X, (r2, k), (r2_ZZ, k_ZZ)),
+            *(L_inv, root, Z, X, (r2, k), (r2_ZZ, k_ZZ), info.ne(0).sum()),
         )
-        return f, info.ne(0).sum()
 
     def _gradients(
         self, f: _Features, theta: Tensor, U: Tensor, w: Tensor, dm: Tensor, dv: Tensor
