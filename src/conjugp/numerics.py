@@ -245,9 +245,7 @@ def _moments_large(
     return mean, second, 0.5 * (curve + 2.0 * mean - 3.0 * slope)
 
 
-def _both_powers(
-    b: Tensor, v: Tensor, scaled: Tensor, large: Tensor, dtype: torch.dtype
-) -> Tensor:
+def _both_powers(b: Tensor, v: Tensor, scaled: Tensor, large: Tensor, dtype: torch.dtype) -> Tensor:
     """`_powers` by both rules for all: to look which one is needed would wait for a GPU."""
     low = _moments_small(b, v.clamp_max(1.0), dtype)
     high = _moments_large(b, v.clamp_min(1.0), scaled, dtype)

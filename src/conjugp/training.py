@@ -498,17 +498,15 @@ class Trainer:
         s, data, fused = self.state, self.data, self._fused
         assert fused is not None
         leaves = Leaves(*(leaf.detach() for leaf in self._leaves))
-        if self._rounds is None or not self._rounds.on(leaves, s.q, self._adam):
-            strength = self.settings.kernel_prior / self.total
+        if self._rounds is None:
             self._rounds = Rounds(
                 fused,
                 leaves,
                 s.q,
-                self._adam,
                 (data.X, data.y, data.weight),
                 ROUND,
                 self.learning,
-                (self._start_theta.detach(), strength) if strength else None,
+                (self._start_theta.detach(), self.settings.kernel_prior / self.total),
             )
         before = batches.order, batches.at, self.generator.get_state()
         plan = []
@@ -518,7 +516,7 @@ class Trainer:
             size = rows.stop - rows.start
             rates = self._rates(t, self._left(t, anneal))
             plan.append(Planned(rows.start, size, len(data.y) / size, *rates))
-        elbos = self._rounds.run(plan)
+        elbos = self._rounds.run(plan, leaves, s.q, self._adam)
         if elbos is None:
             batches.order, batches.at = before[:2]
             self.generator.set_state(before[2])

@@ -219,7 +219,7 @@ class FusedStep:
 
     def _features(self, theta: Tensor, Z: Tensor, X: Tensor) -> _Features:
         """Whitened features of X (Q1)."""
-        B, (M, D) = len(X), Z.shape
+        B, D = X.shape
         parameters = theta[0].clamp(-LOG_BOUND, LOG_BOUND).exp()
         weight, variance = parameters[:-1].square().reciprocal().expand(D), parameters[-1]
         if self.shift is not None:
@@ -291,4 +291,3 @@ def _shift(leaves: Leaves) -> Tensor | None:
     weight = torch.exp(-2.0 * theta[0, :-1].clamp(-LOG_BOUND, LOG_BOUND))
     # Working units have a spread of one.
     return None if bool(((excess <= 1.0).all()) & ((weight * excess).sum() <= 1.0)) else shift
-
