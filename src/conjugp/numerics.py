@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from conjugp import launches
+
 __all__ = [
     "LogisticMoments",
     "NotPositiveDefiniteError",
@@ -286,6 +288,8 @@ def logistic_moments(m: Tensor, v: Tensor) -> LogisticMoments:
     Gaussian, E[σ(f)] = e^{a+v/2} E[σ(u)] with u ~ N(−a−v, v), so the mean that is integrated
     over is never below −v/2 and nothing underflows.
     """
+    if launches.serves(m):
+        return LogisticMoments(*launches.logistic_moments(m.detach().double(), v.detach().double()))
     dtype = _node_dtype(m)
     shape = m.shape
     m, v = m.detach().double().reshape(-1), v.detach().double().reshape(-1)
@@ -316,6 +320,8 @@ def logistic_moments(m: Tensor, v: Tensor) -> LogisticMoments:
 
 def expected_log_sigmoid(m: Tensor, v: Tensor) -> Tensor:
     """E[log σ(f)] of f ~ N(m, v), float64, absolute precision (P4)."""
+    if launches.serves(m):
+        return launches.expected_log_sigmoid(m.detach().double(), v.detach().double())
     dtype = _node_dtype(m)
     shape = m.shape
     m, v = m.detach().double().reshape(-1), v.detach().double().reshape(-1)
