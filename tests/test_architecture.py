@@ -20,7 +20,7 @@ LAYERS = [
         *("numerics", "parameters", "metrics", "rows", "options", "files", "face", "codec"),
         *("checkpoint", "posthoc"),
     },
-    {"kernels", "likelihoods", "scaling", "plotting"},
+    {"kernels", "likelihoods", "scaling", "plotting", "data"},
     {"features", "posterior", "covariance", "inducing"},
     {"inference", "prediction", "calibration", "conformal"},
     {"training", "ep_training", "model", "decoupled", "joint", "search", "sampling", "sampled"},

@@ -209,7 +209,7 @@ def fingerprint(values: dict[str, Any]) -> dict[str, Any]:
 
 def data_fingerprint(rows: Rows, classes: np.ndarray) -> dict[str, Any]:
     """Digests of what a fit is made to; the order of the rows is no part of it."""
-    no_labels = np.sort(row_hash(rows.X, np.zeros_like(rows.y)))
+    no_labels = np.sort(row_hash(rows.X))
     whole = [np.ascontiguousarray(rows.X), rows.y, rows.weight]
     size, labelled = rows.X.shape, np.sort(row_hash(rows.X, rows.y))
     values = (size[1], size[0], classes, [no_labels, str(rows.X.dtype)], labelled, whole)

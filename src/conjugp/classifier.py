@@ -27,6 +27,7 @@ from conjugp.checks import (
     check_weight,
 )
 from conjugp.covariance import NONE
+from conjugp.data import Data
 from conjugp.ep_training import EPTrainer
 from conjugp.face import Predictive, ProbabilisticClassifier, entropy
 from conjugp.files import check_path
@@ -43,7 +44,7 @@ from conjugp.rows import Rows
 from conjugp.saving import Saveable
 from conjugp.scaling import Scaling, fit_scaling
 from conjugp.stream import Stream
-from conjugp.training import Data, Trainer
+from conjugp.training import Trainer
 
 _ROWS = 2**15  # rows that are scaled at a time
 

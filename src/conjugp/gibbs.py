@@ -29,6 +29,7 @@ from conjugp.chains import (
 from conjugp.checks import check_rows, check_training_data
 from conjugp.classifier import GPClassifier, seed_of, unchanged_on_error
 from conjugp.costs import LONG_SECONDS, duration, gigabytes, long_run, seconds
+from conjugp.data import Data
 from conjugp.diagnostics import (
     Diagnostics,
     diagnose,
@@ -50,7 +51,6 @@ from conjugp.sampled import SampledModel
 from conjugp.sampling import Draws, Target, distinct
 from conjugp.saving import Saveable
 from conjugp.scaling import Scaling, fit_scaling
-from conjugp.training import Data
 
 HYPERPARAMETERS = ("fit", "fixed", "sample")
 FIT_INDUCING = 300  # inducing points of the variational fit that hyperparameters are taken from

@@ -14,6 +14,7 @@ from conjugp.calibration import Calibration
 from conjugp.checkpoint import Journal, data_fingerprint, fingerprint
 from conjugp.codec import classes_of
 from conjugp.covariance import Covariance
+from conjugp.data import Dataset
 from conjugp.fitting import Fitted
 from conjugp.inference.ep import Sites
 from conjugp.inference.mean import Mean
@@ -24,7 +25,7 @@ from conjugp.options import FitOptions
 from conjugp.posterior import Posterior
 from conjugp.rows import Rows
 from conjugp.scaling import Scaling
-from conjugp.training import Data, Result, State
+from conjugp.training import Result, State
 
 # What the working state of a fit is made of.
 _CLASSES = (State, Posterior, Result, Mean, Sites, Fitted, Model, Covariance, Calibration, Scaling)
@@ -38,7 +39,7 @@ def open_journal(
     path: str | os.PathLike[str] | None,
     rows: Rows,
     classes: NDArray[Any],
-    data: Data,
+    data: Dataset,
     warm: Fitted | None,
     seed: int,
 ) -> Journal:
@@ -57,8 +58,8 @@ def open_journal(
     kept = options.get_params(deep=False).items()
     values |= {f"options.{k}": v for k, v in kept if k not in _UNMARKED_OPTIONS}
     values |= {
-        "the working precision": str(data.X.dtype).removeprefix("torch."),
-        "the device": data.X.device.type,
+        "the working precision": str(data.like.dtype).removeprefix("torch."),
+        "the device": data.like.device.type,
         "the fit to go on from": None if warm is None else warm.state,
         "the version of conjugp": conjugp.__version__,
         "the version of torch": torch.__version__,
