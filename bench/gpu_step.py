@@ -24,9 +24,10 @@ from step import data
 from torch.profiler import ProfilerActivity, profile
 
 from conjugp import launches, numerics
+from conjugp.data import Data
 from conjugp.kernels import RBF
 from conjugp.likelihoods import LogisticSoftmax
-from conjugp.training import ROUND, Batches, Data, Settings, Trainer, initial_state
+from conjugp.training import ROUND, Batches, Settings, Trainer, initial_state
 
 SHAPES = ((200, 512, 10, 784), (500, 1024, 10, 784), (200, 512, 10, 54))
 

@@ -18,9 +18,10 @@ import torch
 from record import add_output, context, keep
 from torch import Tensor
 
+from conjugp.data import Data
 from conjugp.kernels import RBF
 from conjugp.likelihoods import LogisticSoftmax
-from conjugp.training import Data, Settings, Trainer, initial_state
+from conjugp.training import Settings, Trainer, initial_state
 
 SHAPES = ((200, 1024, 10), (500, 2048, 10), (200, 512, 7))
 D = 784

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conjugp import numerics, training
+from conjugp.data import Data
 from conjugp.inference import rounds
 from conjugp.inference.fused import FusedStep, Learned, Leaves, applies
 from conjugp.kernels import RBF, Kernel, Linear, Matern12, Matern32, Matern52, RationalQuadratic
 from conjugp.likelihoods import Softmax
 from conjugp.posterior import Posterior, kl, moments
-from conjugp.training import Batches, Data, Result, Settings, Trainer, initial_state
+from conjugp.training import Batches, Result, Settings, Trainer, initial_state
 from problems import BOUNDS, LIKELIHOOD, blobs, generator, random_posterior
 
 KERNELS = [
