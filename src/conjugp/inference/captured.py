@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from conjugp.inference.graphs import recorded
 from conjugp.inference.mean import MEAN_RATE, Step
 from conjugp.likelihoods.logistic_softmax import LogisticSoftmax
 
@@ -70,22 +71,15 @@ class CapturedStep:
         return batch.value
 
     def _captured(self, batch: _Batch) -> torch.cuda.CUDAGraph | None:
-        """Record a step. One runs before: libraries set themselves up when they are first used."""
+        """Record a step, which leaves no trace."""
         if not batch.K.is_cuda:
             return None
         adam = self.whole.adam
         changed = [*adam.tensors, *adam.first, *adam.second]
         kept = [x.clone() for x in changed]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._take(batch)
-        torch.cuda.current_stream().wait_stream(side)
+        graph = recorded(lambda: self._take(batch), batch.K.device)
         for x, before in zip(changed, kept, strict=True):
             x.copy_(before)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._take(batch)
         return graph
 
     @torch.no_grad()
