@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,16 +25,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import gpflow
 import numpy as np
 import tensorflow as tf
-from clock import Clock
+from clock import LOOKS, SAVED, Clock, Warmup
 from data import KEYS, Split, median_distance, scaled
 from gpflow.likelihoods import MultiClass, Softmax
 from gpflow.optimizers import NaturalGradient
 from numpy.typing import NDArray
 
+ROWS = 2000  # predicted at a time
 _SAMPLES = 128  # draws behind a predicted probability, in pairs of opposite sign
-_TENFOLD = 20  # natural-gradient steps in which their size grows tenfold
-_SAVED = 20  # steps between two copies of the parameters
-_LEAST_STEP = 1e-6
 
 
 def build(
@@ -66,6 +65,7 @@ def train(
     natural_step: float,
     learn_inducing: bool,
     budget: float,
+    looks: Sequence[float] = LOOKS,
 ) -> tuple[dict[str, Any], list[NDArray]]:
     """Train for `budget` seconds of training steps; the curve, and the probabilities on it.
 
@@ -94,51 +94,60 @@ def train(
         natural.minimize(loss, q)
         adam.minimize(loss, model.trainable_variables)
 
-    order = rng.permutation(len(y))
-    step.get_concrete_function(X[order[:batch_size]], y[order[:batch_size]])
-    setup = time.perf_counter() - began
-    result: dict[str, Any] = {"setup_seconds": setup, "curve": [], "restarts": []}
-
     def variables() -> list[Any]:
         return [*model.variables, *adam.variables()]
 
+    order = rng.permutation(len(y))
+    predict_f = tf.function(model.predict_f)
+    first = [variable.numpy() for variable in model.variables]
+    step(X[order[:batch_size]], y[order[:batch_size]])  # traces it and fills caches
+    for variable, value in zip(model.variables, first, strict=True):
+        variable.assign(value)
+    for variable in adam.variables():
+        variable.assign(tf.zeros_like(variable))
+    predict_f(X_test[:ROWS])
+    setup = time.perf_counter() - began
+    result: dict[str, Any] = {"setup_seconds": setup, "curve": [], "restarts": []}
     looks: list[NDArray] = []
-    clock, t, i, most = Clock(budget), 0, 0, natural_step
+    clock, warmup, i = Clock(budget, looks), Warmup(first_step, natural_step), 0
+    copy: list[NDArray] = []
     while not clock.over:
-        if t % _SAVED == 0:
+        if warmup.t % SAVED == 0:
             copy = [variable.numpy() for variable in variables()]
         rows, i = order[i : i + batch_size], i + batch_size
         if i + batch_size > len(y):  # whole batches only: another shape would be traced anew
             order, i = rng.permutation(len(y)), 0
         with clock:
-            size.assign(min(most, first_step * 10.0 ** (t / _TENFOLD)))
+            size.assign(warmup.size)
             try:
                 step(X[rows], y[rows])
+                ok = True
             except tf.errors.InvalidArgumentError:
-                again = {"seconds": clock.seconds, "steps": t, "natural_step": float(size)}
-                result["restarts"].append(again)
-                most = 0.1 * float(size)
-                for variable, value in zip(variables(), copy, strict=True):
-                    variable.assign(value)
-        if most < _LEAST_STEP:
-            result["failure"] = "natural gradients give NaN however short they are"
-            break
-        t += 1
+                ok = False
+        if not ok:
+            again = {"seconds": clock.seconds, "steps": warmup.t, "natural_step": warmup.size}
+            result["restarts"].append(again)
+            if not warmup.failed():
+                result["failure"] = "natural gradients give NaN however short they are"
+                break
+            for variable, value in zip(variables(), copy, strict=True):
+                variable.assign(value)
+        warmup.t += 1
         if clock.look():
-            result["curve"].append({"seconds": clock.seconds, "steps": t})
-            looks.append(predict_proba(model, X_test, likelihood))
+            result["curve"].append({"seconds": clock.seconds, "steps": warmup.t})
+            looks.append(predict_proba(predict_f, model.likelihood, X_test, likelihood))
     return result, looks
 
 
-def predict_proba(model: Any, X: NDArray, likelihood: str) -> NDArray:
+def predict_proba(predict_f: Any, quadrature: Any, X: NDArray, likelihood: str) -> NDArray:
     """Probabilities (n, C): robust-max by GPflow's quadrature, the softmax averaged over draws."""
     rng = np.random.default_rng(0)
     parts = []
-    for i in range(0, len(X), 2000):
-        mean, variance = (a.numpy() for a in model.predict_f(X[i : i + 2000]))
+    for i in range(0, len(X), ROWS):
+        x = X[i : i + ROWS]
+        mean, variance = (a.numpy() for a in predict_f(x))
         if likelihood == "robust-max":
-            total = model.likelihood.predict_mean_and_var(X[i : i + 2000], mean, variance)[0]
-            total = total.numpy()
+            total = quadrature.predict_mean_and_var(x, mean, variance)[0].numpy()
         else:
             sd, total = np.sqrt(variance), np.zeros_like(mean)
             for _ in range(_SAMPLES // 2):

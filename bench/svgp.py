@@ -8,11 +8,13 @@ and Adam the rest.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import gpytorch
 import torch
-from clock import Clock
+from clock import LOOKS, SAVED, Clock, Warmup
 from data import Split, median_distance, scaled
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import RBFKernel, ScaleKernel
@@ -80,17 +82,25 @@ def train(
     start: tuple[float, float],
     batch_size: int,
     learning_rate: float,
-    natural_step: float,
     learn_inducing: bool,
     budget: float,
+    first_step: float = 0.0,
+    natural_step: float = 0.0,
+    dtype: str = "float32",
+    looks: Sequence[float] = LOOKS,
 ) -> dict[str, Any]:
     """Train for `budget` seconds of training steps, looking at the test set now and then.
 
-    `start` is the lengthscale as a share of the median distance, and the variance.
+    `start` is the lengthscale as a share of the median distance, and the variance. The size of
+    natural-gradient steps grows from `first_step` to `natural_step`. After a step that fails the
+    last copy of the parameters is put back, and steps become a tenth as long.
     """
     began = time.perf_counter()
     torch.manual_seed(0)
-    X, X_test, Z_ = (torch.as_tensor(a) for a in scaled(split, Z, inputs))
+    torch.set_default_dtype(getattr(torch, dtype))
+    X, X_test, Z_ = (
+        torch.as_tensor(a, dtype=torch.get_default_dtype()) for a in scaled(split, Z, inputs)
+    )
     y = torch.as_tensor(split.y_train).long()
     C = int(y.max()) + 1
     model = SVGP(
@@ -104,36 +114,52 @@ def train(
     likelihood = SoftmaxLikelihood(num_classes=C, mixing_weights=False)
     elbo = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))
     if optimiser == "adam":
-        optimisers: list[torch.optim.Optimizer] = [
-            torch.optim.Adam(model.parameters(), lr=learning_rate)
-        ]
+        natural, adam = None, torch.optim.Adam(model.parameters(), lr=learning_rate)
     else:
-        natural = gpytorch.optim.NGD(
-            model.variational_parameters(), num_data=len(y), lr=natural_step
-        )
-        optimisers = [natural, torch.optim.Adam(model.hyperparameters(), lr=learning_rate)]
-    result: dict[str, Any] = {"setup_seconds": time.perf_counter() - began, "curve": []}
+        natural = gpytorch.optim.NGD(model.variational_parameters(), num_data=len(y), lr=0.1)
+        adam = torch.optim.Adam(model.hyperparameters(), lr=learning_rate)
+    setup = time.perf_counter() - began
+    result: dict[str, Any] = {"setup_seconds": setup, "curve": [], "restarts": []}
 
-    clock, step = Clock(budget), 0
-    try:
-        while not clock.over:
-            for rows in torch.randperm(len(y)).split(batch_size):
-                with clock:
-                    model.zero_grad()
-                    loss = -elbo(model(X[rows]), y[rows])
-                    loss.backward()
-                    for each in optimisers:
-                        each.step()
-                step += 1
-                if clock.look():
-                    proba = predict_proba(model, X_test)
-                    found = scores(split.y_test, proba.numpy(), torch.arange(C).numpy())
-                    result["curve"].append({"seconds": clock.seconds, "steps": step, **found})
-                if clock.over:
-                    break
-    except (RuntimeError, ValueError, NotPSDError) as error:
-        # A step too long for the model ends its run, not the benchmark.
-        result["failure"] = f"{type(error).__name__} at {clock.seconds:.1f} s: {error}"[:200]
+    def step(rows: Tensor, size: float) -> None:
+        model.zero_grad()
+        loss = -elbo(model(X[rows]), y[rows])
+        loss.backward()
+        if not loss.isfinite():
+            raise ValueError("the loss is not finite")
+        if natural is not None:
+            natural.param_groups[0]["lr"] = size
+            natural.step()
+        adam.step()
+
+    clock, warmup = Clock(budget, looks), Warmup(first_step, natural_step)
+    batches: list[Tensor] = []
+    copy: Any = None
+    while not clock.over:
+        if warmup.t % SAVED == 0 and natural is not None:
+            copy = deepcopy((model.state_dict(), adam.state_dict()))
+        if not batches:
+            batches = list(torch.randperm(len(y)).split(batch_size))
+        try:
+            with clock:
+                step(batches.pop(), warmup.size)
+            warmup.t += 1
+            if not clock.look():
+                continue
+            proba = predict_proba(model, X_test)
+            found = scores(split.y_test, proba.numpy(), torch.arange(C).numpy())
+            result["curve"].append({"seconds": clock.seconds, "steps": warmup.t, **found})
+        except (RuntimeError, ValueError, NotPSDError) as error:
+            said = f"{type(error).__name__}: {error}"[:200]
+            again = {"seconds": clock.seconds, "steps": warmup.t, "natural_step": warmup.size}
+            result["restarts"].append(again)
+            if copy is None or not warmup.failed():
+                result["failure"] = said
+                break
+            model.load_state_dict(copy[0])
+            adam.load_state_dict(copy[1])
+            model.train()
+            warmup.t += 1
     return result
 
 
@@ -148,7 +174,7 @@ def predict_proba(model: SVGP, X: Tensor) -> Tensor:
             mean, sd = latent.mean, latent.variance.sqrt()
             total = torch.zeros_like(mean, dtype=torch.float64)
             for _ in range(_SAMPLES // 2):
-                noise = sd * torch.randn(mean.shape, generator=generator)
+                noise = sd * torch.randn(mean.shape, generator=generator, dtype=sd.dtype)
                 total += (mean + noise).softmax(-1) + (mean - noise).softmax(-1)
             parts.append(total / total.sum(-1, keepdim=True))
     model.train()
