@@ -71,8 +71,8 @@ def train(
 
     `start` is the lengthscale as a share of the median distance, and the variance. The size of
     natural-gradient steps grows from `first_step` to `natural_step`: robust-max gives NaN where it
-    starts much above 1e-6. After a step that ends in NaN the last copy of the parameters is put
-    back, and steps become a tenth as long. The tracing of the step is part of the set-up.
+    starts much above 1e-6. After a step that ends in NaN the parameters of 20 to 40 steps before
+    are put back, and steps become a tenth as long. The tracing of the step is part of the set-up.
     """
     began = time.perf_counter()
     tf.random.set_seed(0)
@@ -108,12 +108,12 @@ def train(
     predict_f(X_test[:ROWS])
     setup = time.perf_counter() - began
     result: dict[str, Any] = {"setup_seconds": setup, "curve": [], "restarts": []}
-    looks: list[NDArray] = []
+    seen: list[NDArray] = []
     clock, warmup, i = Clock(budget, looks), Warmup(first_step, natural_step), 0
-    copy: list[NDArray] = []
+    copies: list[list[NDArray]] = []
     while not clock.over:
         if warmup.t % SAVED == 0:
-            copy = [variable.numpy() for variable in variables()]
+            copies = [*copies[-1:], [variable.numpy() for variable in variables()]]
         rows, i = order[i : i + batch_size], i + batch_size
         if i + batch_size > len(y):  # whole batches only: another shape would be traced anew
             order, i = rng.permutation(len(y)), 0
@@ -130,13 +130,14 @@ def train(
             if not warmup.failed():
                 result["failure"] = "natural gradients give NaN however short they are"
                 break
-            for variable, value in zip(variables(), copy, strict=True):
+            copies = copies[:1]  # the later one may be on the way to the failure already
+            for variable, value in zip(variables(), copies[0], strict=True):
                 variable.assign(value)
         warmup.t += 1
         if clock.look():
             result["curve"].append({"seconds": clock.seconds, "steps": warmup.t})
-            looks.append(predict_proba(predict_f, model.likelihood, X_test, likelihood))
-    return result, looks
+            seen.append(predict_proba(predict_f, model.likelihood, X_test, likelihood))
+    return result, seen
 
 
 def predict_proba(predict_f: Any, quadrature: Any, X: NDArray, likelihood: str) -> NDArray:

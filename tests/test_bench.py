@@ -255,7 +255,7 @@ def test_settings_are_chosen_one_after_the_other(script, monkeypatch):
     costs["inputs"] = {"raw": 1, "standardised": 0}
 
     def fake(self, key, settings, budget):
-        assert budget == 20.0 and settings["looks"] == compare.LAST_LOOKS
+        assert budget == 15.0 and settings["looks"] == compare.LAST_LOOKS
         nll = 1 + sum(values[settings[name]] for name, values in costs.items())
         return {"settings": settings, "curve": [{"seconds": 20.0, "nll": nll}]}
 
