@@ -31,7 +31,8 @@ from record import RESULTS, add_output, context, keep
 
 SETS = [name for name, n in SPLITS.items() if n == 1]
 IMAGES = ("mnist", "fashion_mnist")  # bytes, which need no standardising
-SAME_AS = {"fashion_mnist": "mnist"}  # the set whose tuned settings are taken
+# Sets that take the settings found on another.
+SAME_AS = {"fashion_mnist": "mnist", "sensit": "covtype", "letter": "shuttle"}
 
 # Complete fits, longer and longer, until one is as good as the best peer.
 CONJUGP = {"n_inducing": 200, "covariance": "full"}
@@ -60,32 +61,39 @@ class Peer(NamedTuple):
     choices: dict[str, tuple[Any, ...]]  # the first of each is where the search starts
 
 
-_SVGP = {"batch_size": (200, 1000), "learn_inducing": (True, False)}
-_NATURAL = {"learning_rate": (0.01, 0.03), "natural_step": (0.02, 0.1), **_SVGP}
+_LEARN = {"learn_inducing": (True, False)}
+_BATCH = {"batch_size": (200, 1000)}
+_NATURAL = {"learning_rate": (0.01, 0.03), "natural_step": (0.1, 0.02), **_LEARN}
 
 PEERS = {
     "gpytorch-adam": Peer(
         "GPyTorch softmax, Adam",
         gpytorch_fit,
         {"optimiser": "adam"},
-        {"learning_rate": (0.03, 0.01), **_SVGP, "start": (SAME_START, UNIT_START)},
+        {
+            "learning_rate": (0.03, 0.01),
+            **_BATCH,
+            **_LEARN,
+            "start": (SAME_START, UNIT_START),
+            "inputs": ("raw", "standardised"),
+        },
     ),
     "gpytorch-ngd": Peer(
         "GPyTorch softmax, NGD",
         gpytorch_fit,
-        {"first_step": 1e-3, "start": SAME_START},
-        {"optimiser": ("ngd", "ngd, triangular"), **_NATURAL},
+        {"optimiser": "ngd, triangular", "first_step": 1e-3, "start": SAME_START},
+        {**_NATURAL, **_BATCH},
     ),
     "gpflow-softmax": Peer(
         "GPflow softmax, natural gradients",
         gpflow_fit,
-        {"likelihood": "softmax", "first_step": 1e-3, "start": SAME_START},
+        {"likelihood": "softmax", "first_step": 1e-3, "start": SAME_START, "batch_size": 200},
         _NATURAL,
     ),
     "gpflow-robust-max": Peer(
         "GPflow robust-max, natural gradients",
         gpflow_fit,
-        {"likelihood": "robust-max", "first_step": 1e-6, "start": SAME_START},
+        {"likelihood": "robust-max", "first_step": 1e-6, "start": SAME_START, "batch_size": 200},
         _NATURAL,
     ),
     "scikit-learn": Peer("scikit-learn, exact, fewer rows", sklearn_fit, {"start": UNIT_START}, {}),
@@ -153,9 +161,9 @@ class Contest:
         """A peer's best settings: one choice after the other, each by a short run's test NLL."""
         peer, runs = PEERS[key], []
         choices = dict(peer.choices)
-        if self.name in IMAGES:
-            choices["inputs"] = ("raw", "standardised")
-        best = {**peer.fixed, "inputs": "standardised"}
+        if self.name not in IMAGES:
+            choices.pop("inputs", None)
+        best = {**peer.fixed, "inputs": usual_inputs(self.name)}
         best.update({name: values[0] for name, values in choices.items()})
         lowest = math.inf
         for name, values in choices.items():
@@ -191,6 +199,11 @@ class Contest:
         return {"budget": self.budget, "peers": runs, "conjugp": fits, "contests": contests}
 
 
+def usual_inputs(name: str) -> str:
+    """Bytes divided by 255, or standardised."""
+    return "raw" if name in IMAGES else "standardised"
+
+
 def tuned(path: Path, name: str, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
     """The settings of each peer that a search has found best on a set."""
     name = SAME_AS.get(name, name)
@@ -201,7 +214,7 @@ def tuned(path: Path, name: str, keys: Iterable[str]) -> dict[str, dict[str, Any
             f"{path.name} has no settings of {', '.join(missing)} for {name}; "
             f"python bench/compare.py {name} --tune finds them"
         )
-    plain = {"inputs": "raw" if name in IMAGES else "standardised"}
+    plain = {"inputs": usual_inputs(name)}
     return {
         key: found[key]["settings"] if PEERS[key].choices else {**PEERS[key].fixed, **plain}
         for key in keys

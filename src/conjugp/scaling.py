@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_CACHED = 1 << 16  # numbers that stay in the processor's cache between two operations
+
 
 class Scaling(NamedTuple):
     """x -> (x - shift) / scale, feature by feature."""
@@ -17,16 +19,20 @@ class Scaling(NamedTuple):
 
     def apply(self, X: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
         """X (n, D) in working units; the difference is taken in float64 where X is."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            out = X - self.shift.astype(X.dtype, copy=False)
-            out /= self.scale.astype(X.dtype, copy=False)
+        shift, scale = (a.astype(X.dtype, copy=False) for a in self)
+        out = np.empty(X.shape, np.result_type(X, shift))
         # Kernels square their inputs, so those squares have to be finite too.
         limit = 0.1 * torch.finfo(dtype).max ** 0.5
-        if not (float(out.min(initial=0)) >= -limit and float(out.max(initial=0)) <= limit):
-            raise ValueError(
-                "X overflows when it is centred and scaled: some values are too far from those "
-                f"of the fit for {str(dtype).removeprefix('torch.')}"
-            )
+        step = max(1, _CACHED // max(1, X.shape[1]))
+        for i in range(0, len(X), step):
+            with np.errstate(over="ignore", invalid="ignore"):
+                part = np.subtract(X[i : i + step], shift, out=out[i : i + step])
+                part /= scale
+            if not (float(part.min(initial=0)) >= -limit and float(part.max(initial=0)) <= limit):
+                raise ValueError(
+                    "X overflows when it is centred and scaled: some values are too far from "
+                    f"those of the fit for {str(dtype).removeprefix('torch.')}"
+                )
         return torch.as_tensor(out).to(device=device, dtype=dtype)
 
     def uncentred(self) -> Scaling:
