@@ -31,8 +31,14 @@ from record import RESULTS, add_output, context, keep
 
 SETS = [name for name, n in SPLITS.items() if n == 1]
 IMAGES = ("mnist", "fashion_mnist")  # bytes, which need no standardising
-# Sets that take the settings found on another.
-SAME_AS = {"fashion_mnist": "mnist", "sensit": "covtype", "letter": "shuttle"}
+# Where settings that were not looked for on a set are taken from.
+SAME_AS = {
+    "mnist": ("shuttle",),
+    "fashion_mnist": ("mnist", "shuttle"),
+    "covtype": ("shuttle",),
+    "sensit": ("covtype", "shuttle"),
+    "letter": ("shuttle",),
+}
 
 # Complete fits, longer and longer, until one is as good as the best peer.
 CONJUGP = {"n_inducing": 200, "covariance": "full"}
@@ -205,20 +211,24 @@ def usual_inputs(name: str) -> str:
 
 
 def tuned(path: Path, name: str, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The settings of each peer that a search has found best on a set."""
-    name = SAME_AS.get(name, name)
-    found = json.loads(path.read_text())["sets"].get(name, {}).get("peers", {})
-    missing = [key for key in keys if PEERS[key].choices and key not in found]
-    if missing:
-        raise SystemExit(
-            f"{path.name} has no settings of {', '.join(missing)} for {name}; "
-            f"python bench/compare.py {name} --tune finds them"
-        )
-    plain = {"inputs": usual_inputs(name)}
-    return {
-        key: found[key]["settings"] if PEERS[key].choices else {**PEERS[key].fixed, **plain}
-        for key in keys
-    }
+    """The settings of each peer that a search has found best, on this set or on one like it."""
+    sets = json.loads(path.read_text())["sets"]
+    settings = {}
+    for key in keys:
+        given = {**PEERS[key].fixed, "inputs": usual_inputs(name)}
+        places = [name, *SAME_AS.get(name, ())]
+        place = next((p for p in places if key in sets.get(p, {}).get("peers", {})), None)
+        if place is not None:
+            found = sets[place]["peers"][key]["settings"]
+            alike = usual_inputs(place) == usual_inputs(name)
+            given = {**given, **found, "inputs": (found if alike else given)["inputs"]}
+        elif PEERS[key].choices:
+            raise SystemExit(
+                f"{path.name} has no settings of {key} for {name}; "
+                f"python bench/compare.py {name} --tune finds them"
+            )
+        settings[key] = given
+    return settings
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:

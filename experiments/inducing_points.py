@@ -5,7 +5,7 @@
 
 The experiment "Inducing points and hyperparameters" of the paper (Galy-Fajou, Wenzel, Donner and
 Opper, UAI 2019). Every fit is a process of its own, with the same number of epochs; its seconds are
-all of `fit`, k-means and temperature included.
+all of `fit`, k-means and temperature included. The table goes into docs/comparison.md.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from matplotlib.figure import Figure
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from contestants import alone, conjugp_fit
 from data import load
-from record import context, keep
+from record import context, keep, put_table
 
 RESULTS = Path(__file__).parent / "results" / "inducing_points.json"
 IMAGE = Path(__file__).parents[1] / "docs" / "images" / "inducing_points.png"
+PAGE = Path(__file__).parents[1] / "docs" / "comparison.md"
 SET = "shuttle"
 SIZES = (5, 10, 20, 50, 100, 200, 400)
 EPOCHS = 5.0
@@ -91,12 +92,14 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=EPOCHS)
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--image", type=Path, default=IMAGE)
+    parser.add_argument("--page", type=Path, default=PAGE)
     arguments = parser.parse_args()
     if not arguments.figure:
         load(SET)  # says what is missing before any work
         keep(arguments.output, SET, run(tuple(arguments.sizes), arguments.epochs))
     result = json.loads(arguments.output.read_text(encoding="utf-8"))["sets"][SET]
     figure(result).savefig(arguments.image, dpi=150)
+    put_table(arguments.page, table(result))
     print(table(result))
 
 

@@ -2,8 +2,9 @@
 
     python experiments/numerical_comparison.py    # from bench/results/compare.json
 
-The figure "Numerical comparison" of the paper (Galy-Fajou, Wenzel, Donner and Opper, UAI 2019),
-against the libraries of today. `python bench/compare.py` makes the file.
+It also puts the table into docs/comparison.md. The figure "Numerical comparison" of the paper
+(Galy-Fajou, Wenzel, Donner and Opper, UAI 2019), against the libraries of today.
+`python bench/compare.py` makes the file.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from matplotlib.figure import Figure
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from compare import PEERS, table
-from record import RESULTS
+from record import RESULTS, put_table
 
 COMPARE = RESULTS / "compare.json"
 IMAGE = Path(__file__).parents[1] / "docs" / "images" / "numerical_comparison.png"
@@ -38,6 +39,7 @@ STYLES = {
     "gpflow-robust-max": {"color": "#9b8a2f", "marker": "v"},
     "scikit-learn": {"color": "#777777", "marker": "x"},
 }
+PAGE = Path(__file__).parents[1] / "docs" / "comparison.md"
 MEASURES = {"error": "test error", "nll": "test NLL"}
 
 
@@ -76,14 +78,21 @@ def line(ax: Any, points: list[dict[str, Any]], measure: str, style: Any, label:
         ax.plot(x, y, ms=4, label=label, **{"lw": 1.4, **style})
 
 
+def shown(sets: dict[str, dict[str, Any]]) -> str:
+    """The table as it stands on the page."""
+    return table({TITLES[name]: sets[name] for name in TITLES if name in sets})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--input", type=Path, default=COMPARE)
     parser.add_argument("--image", type=Path, default=IMAGE)
+    parser.add_argument("--page", type=Path, default=PAGE)
     arguments = parser.parse_args()
     sets = json.loads(arguments.input.read_text(encoding="utf-8"))["sets"]
     figure(sets).savefig(arguments.image, dpi=130)
-    print(table(sets))
+    put_table(arguments.page, shown(sets))
+    print(shown(sets))
 
 
 if __name__ == "__main__":

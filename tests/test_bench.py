@@ -301,11 +301,20 @@ def test_all_contestants_meet_and_failures_are_said(script, monkeypatch):
 def test_missing_settings_and_interpreters_are_said(script, tmp_path):
     compare = script("compare")
     path = tmp_path / "tuning.json"
-    path.write_text('{"sets": {"mnist": {"peers": {"gpytorch-ngd": {"settings": {"a": 1}}}}}}')
-    found = compare.tuned(path, "fashion_mnist", ["gpytorch-ngd", "scikit-learn"])
-    assert found["gpytorch-ngd"] == {"a": 1} and found["scikit-learn"]["inputs"] == "raw"
-    with pytest.raises(SystemExit, match="no settings of gpytorch-adam for mnist"):
-        compare.tuned(path, "mnist", ["gpytorch-adam"])
+    ngd = {"settings": {"natural_step": 1.0, "inputs": "standardised"}}
+    adam = {"settings": {"inputs": "standardised"}}
+    sets = {
+        "mnist": {"peers": {"gpytorch-adam": adam}},
+        "shuttle": {"peers": {"gpytorch-ngd": ngd}},
+    }
+    path.write_text(json.dumps({"sets": sets}))
+    keys = ["gpytorch-adam", "gpytorch-ngd", "scikit-learn"]
+    found = compare.tuned(path, "fashion_mnist", keys)
+    assert found["gpytorch-ngd"]["natural_step"] == 1.0
+    # Of a set of another kind all but the scale of the inputs is taken.
+    assert [found[key]["inputs"] for key in keys] == ["standardised", "raw", "raw"]
+    with pytest.raises(SystemExit, match="no settings of gpytorch-adam for covtype"):
+        compare.tuned(path, "covtype", ["gpytorch-adam"])
     assert not compare.has_gpflow(str(tmp_path / "python"))
 
 
