@@ -169,9 +169,7 @@ class Contest:
         choices = dict(peer.choices)
         if self.name not in IMAGES:
             choices.pop("inputs", None)
-        best = {**peer.fixed, "inputs": usual_inputs(self.name)}
-        best.update({name: values[0] for name, values in choices.items()})
-        lowest = math.inf
+        best, lowest = first_settings(key, self.name), math.inf
         for name, values in choices.items():
             for value in values[1:] if runs else values:
                 tried = {**best, name: value}
@@ -210,25 +208,27 @@ def usual_inputs(name: str) -> str:
     return "raw" if name in IMAGES else "standardised"
 
 
-def tuned(path: Path, name: str, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The settings of each peer that a search has found best, on this set or on one like it."""
-    sets = json.loads(path.read_text())["sets"]
-    settings = {}
-    for key in keys:
-        given = {**PEERS[key].fixed, "inputs": usual_inputs(name)}
-        places = [name, *SAME_AS.get(name, ())]
-        place = next((p for p in places if key in sets.get(p, {}).get("peers", {})), None)
-        if place is not None:
-            found = sets[place]["peers"][key]["settings"]
+def first_settings(key: str, name: str) -> dict[str, Any]:
+    """Where the search for a peer's settings on a set starts."""
+    peer = PEERS[key]
+    first = {choice: values[0] for choice, values in peer.choices.items()}
+    return {**peer.fixed, **first, "inputs": usual_inputs(name)}
+
+
+def tuned(path: Path, name: str, key: str) -> tuple[dict[str, Any], str | None]:
+    """The best settings of a peer, and the set they were found on: this one or one like it.
+
+    Where nobody has looked, those that a search would start from.
+    """
+    sets = json.loads(path.read_text())["sets"] if path.is_file() else {}
+    settings = first_settings(key, name)
+    for place in (name, *SAME_AS.get(name, ())):
+        found = sets.get(place, {}).get("peers", {}).get(key)
+        if found is not None:
             alike = usual_inputs(place) == usual_inputs(name)
-            given = {**given, **found, "inputs": (found if alike else given)["inputs"]}
-        elif PEERS[key].choices:
-            raise SystemExit(
-                f"{path.name} has no settings of {key} for {name}; "
-                f"python bench/compare.py {name} --tune finds them"
-            )
-        settings[key] = given
-    return settings
+            inputs = (found["settings"] if alike else settings)["inputs"]
+            return {**settings, **found["settings"], "inputs": inputs}, place
+    return settings, None
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
@@ -306,7 +306,9 @@ def main() -> None:
             tune(contest, peers, arguments.tuning)
             continue
         epochs = arguments.epochs or FEW_EPOCHS.get(name, EPOCHS)
-        found = contest.run(tuned(arguments.tuning, name, peers), epochs)
+        chosen = {key: tuned(arguments.tuning, name, key) for key in peers}
+        found = contest.run({key: settings for key, (settings, _) in chosen.items()}, epochs)
+        found["tuned_on"] = {key: place for key, (_, place) in chosen.items()}
         results[name] = {**context(), **found}
         keep(arguments.output, name, results[name])
     if results:

@@ -18,7 +18,7 @@ BENCH = Path(__file__).parents[1] / "bench"
 ENTRIES = {
     "quality": {"n_train", "n_test", "n_features", "n_classes", "n_splits", "models", "splits"}
     | {"targets", "passed"},
-    "compare": {"budget", "peers", "conjugp", "contests"},
+    "compare": {"budget", "peers", "conjugp", "contests", "tuned_on"},
     "tuning": {"budget", "peers"},
     "small": {"seconds", "median", "ratio", "passed"},
     "gibbs": {"n_points", "n_classes", "speed"},
@@ -298,7 +298,7 @@ def test_all_contestants_meet_and_failures_are_said(script, monkeypatch):
     assert lines[3][2] == "none" and lines[3][-2:] == ["", "below 20, 1,000 rows |"]
 
 
-def test_missing_settings_and_interpreters_are_said(script, tmp_path):
+def test_settings_come_from_the_set_or_one_like_it(script, tmp_path):
     compare = script("compare")
     path = tmp_path / "tuning.json"
     ngd = {"settings": {"natural_step": 1.0, "inputs": "standardised"}}
@@ -308,13 +308,18 @@ def test_missing_settings_and_interpreters_are_said(script, tmp_path):
         "shuttle": {"peers": {"gpytorch-ngd": ngd}},
     }
     path.write_text(json.dumps({"sets": sets}))
-    keys = ["gpytorch-adam", "gpytorch-ngd", "scikit-learn"]
-    found = compare.tuned(path, "fashion_mnist", keys)
-    assert found["gpytorch-ngd"]["natural_step"] == 1.0
+    keys = ("gpytorch-adam", "gpytorch-ngd", "gpflow-softmax", "scikit-learn")
+    found = [compare.tuned(path, "fashion_mnist", key) for key in keys]
+    assert [place for _, place in found] == ["mnist", "shuttle", None, None]
     # Of a set of another kind all but the scale of the inputs is taken.
-    assert [found[key]["inputs"] for key in keys] == ["standardised", "raw", "raw"]
-    with pytest.raises(SystemExit, match="no settings of gpytorch-adam for covtype"):
-        compare.tuned(path, "covtype", ["gpytorch-adam"])
+    inputs = [settings["inputs"] for settings, _ in found]
+    assert inputs == ["standardised", "raw", "raw", "raw"]
+    assert found[1][0]["natural_step"] == 1.0 and found[1][0]["batch_size"] == 200
+    assert found[2][0]["natural_step"] == compare.PEERS[keys[2]].choices["natural_step"][0]
+
+
+def test_missing_gpflow_is_seen(script, tmp_path):
+    compare = script("compare")
     assert not compare.has_gpflow(str(tmp_path / "python"))
 
 
