@@ -112,8 +112,19 @@ def best_nll(run: Run) -> float:
 
 
 def seconds_to(run: Run, nll: float) -> float:
-    """When a run's curve first was at or below a test NLL; infinity if never."""
-    return next((p["seconds"] for p in run["curve"] if p["nll"] <= nll), math.inf)
+    """When a run's curve came down to a test NLL; infinity if never.
+
+    Between two looks at one training run it is taken to be straight, in favour of the peer.
+    """
+    before = None
+    for point in run["curve"]:
+        if point["nll"] <= nll:
+            if before is None or "rows" in point or not math.isfinite(before["nll"]):
+                return point["seconds"]
+            share = (before["nll"] - nll) / (before["nll"] - point["nll"])
+            return before["seconds"] + share * (point["seconds"] - before["seconds"])
+        before = point
+    return math.inf
 
 
 def verdict(peer: Run, fits: list[Run], wanted: float) -> Run:

@@ -239,13 +239,21 @@ def test_contest_takes_the_fastest_fit_that_is_as_good(script):
         {"settings": {"max_epochs": n}, "seconds": s, "nll": x}
         for n, s, x in ((1, 1.0, 0.51), (3, 4.0, 0.4), (2, 2.0, 0.5))
     ]
-    found = compare.verdict(peer, fits, 10.0)
-    assert found["target_nll"] == 0.5 and found["peer_seconds"] == 20.0 and found["error"] == 0.1
+    found = compare.verdict(peer, fits, 9.0)
+    assert found["target_nll"] == 0.5 and found["error"] == 0.1
+    # A straight line from (10, 0.9) to (20, 0.5004) is at 0.5005 here.
+    theirs = 10 + 10 * (0.9 - 0.5005) / (0.9 - 0.5004)
+    assert found["peer_seconds"] == pytest.approx(theirs, rel=1e-12)
     assert found["conjugp_settings"] == {"max_epochs": 2}
-    assert found["ratio"] == 10.0 and found["passed"]
-    assert not compare.verdict(peer, fits, 10.1)["passed"]
+    assert found["ratio"] == pytest.approx(theirs / 2) and found["passed"]
+    assert not compare.verdict(peer, fits, 10.0)["passed"]
     missed = compare.verdict(peer, fits[:1], 10.0)
     assert missed["ratio"] is None and not missed["passed"]
+    # Separate fits have nothing between them, and a curve may begin below.
+    separate = {"curve": [{**point, "rows": 1} for point in peer["curve"]]}
+    assert compare.seconds_to(separate, 0.6) == 20.0
+    assert compare.seconds_to(peer, 0.95) == 10.0
+    assert compare.seconds_to(peer, 0.1) == math.inf
 
 
 def test_settings_are_chosen_one_after_the_other(script, monkeypatch):
