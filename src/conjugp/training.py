@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from conjugp.checkpoint import Journal
+from conjugp.data import Data, Dataset
 from conjugp.features import Features, basis, features, own_features
 from conjugp.inference import classes, svi
 from conjugp.inference.adam import Adam
@@ -31,28 +32,6 @@ _MAX_FAILURES = 8
 _OWN_ROWS = 4
 _GAP_ROWS = 512  # rows that stand for all when the price of subsampling classes is computed
 _CLASS_CHUNK = 128  # classes at a time where all are needed
-
-
-class Data(NamedTuple):
-    """Training rows in working units, in random order."""
-
-    X: Tensor  # (N, D)
-    y: Tensor  # (N,)
-    weight: Tensor  # (N,)
-    n_classes: int
-
-    @property
-    def total(self) -> float:
-        """The weight of all rows: what N is in the equations."""
-        return float(self.weight.sum())
-
-    def rows(self, start: int, stop: int | None) -> Data:
-        """Some of the rows."""
-        return self.take(slice(start, stop))
-
-    def take(self, part: slice | Tensor) -> Data:
-        """Some of the rows, by their numbers."""
-        return Data(self.X[part], self.y[part], self.weight[part], self.n_classes)
 
 
 @dataclass(frozen=True)
@@ -130,11 +109,13 @@ def initial_state(kernels: list[Kernel], Z: Tensor, mean: Tensor) -> State:
 class Batches:
     """Batches of rows, epoch after epoch: the same ones in another order, or always others."""
 
-    def __init__(self, data: Data, size: int, generator: torch.Generator, shuffled: bool) -> None:
-        self.n, self.size, self.generator, self.shuffled = len(data.y), size, generator, shuffled
+    def __init__(
+        self, data: Dataset, size: int, generator: torch.Generator, shuffled: bool
+    ) -> None:
+        self.n, self.size, self.generator, self.shuffled = data.n, size, generator, shuffled
         # The last batch takes a short remainder with it.
         self.starts = list(range(0, self.n - size // 2, size))
-        self.device = data.y.device if shuffled else torch.device("cpu")
+        self.device = data.like.device if shuffled else torch.device("cpu")
         self.order = torch.empty(0, dtype=torch.int64)  # of rows or, if they stay, of batches
         self.at = len(self.starts)  # batches taken of this epoch
 
@@ -144,10 +125,19 @@ class Batches:
             n = self.n if self.shuffled else len(self.starts)
             self.order, self.at = torch.randperm(n, generator=self.generator), 0
             self.order = self.order.to(self.device)
-        i = self.starts[self.at if self.shuffled else int(self.order[self.at])]
+        rows = self._rows(self.at)
         self.at += 1
-        rows = slice(i, self.n if i + self.size + self.size // 2 >= self.n else i + self.size)
         return self.order[rows] if self.shuffled else rows
+
+    def then(self) -> slice | None:
+        """The stretch of rows that comes after, where that is known."""
+        if self.shuffled or self.at == len(self.starts):
+            return None
+        return self._rows(self.at)
+
+    def _rows(self, at: int) -> slice:
+        i = self.starts[at if self.shuffled else int(self.order[at])]
+        return slice(i, self.n if i + self.size + self.size // 2 >= self.n else i + self.size)
 
 
 class Trainer:
@@ -156,7 +146,7 @@ class Trainer:
     def __init__(
         self,
         state: State,
-        data: Data,
+        data: Dataset,
         settings: Settings,
         generator: torch.Generator,
         on_progress: Callable[[Progress], None] | None = None,
@@ -201,7 +191,7 @@ class Trainer:
     def fit(self, journal: Journal | None = None) -> Result:
         """Full-batch sweeps or minibatch steps, as the settings say."""
         self.journal = journal or self.journal
-        n = len(self.data.y)
+        n = self.data.n
         batch = self.settings.batch_size
         try:
             if batch is None or batch >= n:
@@ -217,12 +207,12 @@ class Trainer:
         Statistics are sums over points (Q3). The data are this share of all rows so far.
         """
         held, elbo = self.state.q, math.nan
-        good = self._snapshot()
+        good, part = self._snapshot(), self.data.rows(0, None)
         for _ in range(n_steps):
             try:
                 q = moments(self.state.q)
                 gradients = self.learning and self.state.step >= 5
-                stats = self._pass(self.data, q, 1.0, gradients)
+                stats = self._pass(part, q, 1.0, gradients)
                 elbo = float(stats.bound) / share - float(kl(q))
                 if not math.isfinite(elbo):
                     raise FloatingPointError("the ELBO is not finite")
@@ -284,25 +274,31 @@ class Trainer:
 
     def _full_pass(self, q: Moments, gradients: bool) -> svi.Statistics:
         """The statistics of all rows, chunk after chunk."""
-        n, size = len(self.data.y), self.settings.chunk_size
-        parts = [self.data.rows(i, i + size) for i in range(0, n, size)]
         if not gradients:
-            return self._cached_pass(parts, q)
+            return self._cached_pass(q)
         self._cache = None
-        stats = [self._pass(part, q, 1.0, True) for part in parts]
-        return svi.add(stats)
+        return svi.add(self._pass(part, q, 1.0, True) for part in self._chunks())
 
-    def _cached_pass(self, parts: list[Data], q: Moments) -> svi.Statistics:
+    def _chunks(self) -> Iterator[Data]:
+        """All rows, a chunk at a time."""
+        n, size = self.data.n, self.settings.chunk_size
+        for i in range(0, n, size):
+            self.data.expect(i + size, min(i + 2 * size, n))
+            yield self.data.rows(i, min(i + size, n))
+
+    def _cached_pass(self, q: Moments) -> svi.Statistics:
         """With the kernel at rest the features are computed once, where they fit in memory."""
         cfg, s = self.settings, self.state
         kernels = [k.with_theta(k.theta.detach()) for k in s.kernels]
         if self._cache is None:
             b = basis(kernels, s.Z.detach(), cfg.jitter)
-            size = len(self.data.y) * len(s.Z) * len(kernels)
+            size = self.data.n * len(s.Z) * len(kernels)
             self._features = lambda part: features(b, part.X)
-            self._cache = [self._features(p) for p in parts] if size < 2**27 else []
-        found = self._cache or (self._features(p) for p in parts)
-        return svi.add([self._statistics(part, f, q) for part, f in zip(parts, found, strict=True)])
+            self._cache = [self._features(p) for p in self._chunks()] if size < 2**27 else []
+        return svi.add(
+            self._statistics(part, self._cache[i] if self._cache else self._features(part), q)
+            for i, part in enumerate(self._chunks())
+        )
 
     def _move(self, rate: float) -> None:
         """One Adam step on the hyperparameters from the gradients collected so far."""
@@ -358,7 +354,7 @@ class Trainer:
     # --- minibatches --------------------------------------------------------------------------
 
     def _fit_batches(self, batch: int) -> Result:
-        cfg, n = self.settings, len(self.data.y)
+        cfg, n = self.settings, self.data.n
         per_epoch = max(1, round(n / batch))
         budget = cfg.max_steps or math.ceil(cfg.max_epochs * per_epoch)
         # In fixed batches some rows of a class would always count for more than others (C4).
@@ -395,7 +391,11 @@ class Trainer:
                 break
             rows = batches.next()
             part = self.data.take(rows)
-            scale = n / len(part.y)
+            # Not the rows that are here: some of a batch may be elsewhere.
+            scale = n / (rows.stop - rows.start if isinstance(rows, slice) else len(rows))
+            after = batches.then()
+            if after is not None:
+                self.data.expect(after.start, after.stop)
             try:
                 if self._n_others is None:
                     rho = max((cfg.first_step + t) ** -cfg.step_exponent, self._least_step(left))
@@ -444,14 +444,16 @@ class Trainer:
         # Steps change q itself, and the q given belongs to whoever gave it.
         s.q = Posterior(s.q.h.clone(), s.q.P.clone())
         self._kl = torch.cat([class_kl(q) for q in self._all_moments()])
-        self._touched = torch.zeros(data.n_classes, device=data.y.device)
-        self._by_class = classes.RowsByClass(data.y, data.n_classes)
-        self._near = classes.near_classes(s.kernels[0], data.X, data.y, data.n_classes)
+        self._touched = torch.zeros(data.n_classes, device=s.Z.device)
+        y, weight = data.labels(0, data.n)
+        self._by_class = classes.RowsByClass(y, data.n_classes)
+        sample = data.sample()
+        self._near = classes.near_classes(s.kernels[0], sample.X, sample.y, data.n_classes)
         with torch.no_grad():
-            variance = float(s.kernels[0].diag(data.X[:_GAP_ROWS]).mean())
+            variance = float(s.kernels[0].diag(data.head(_GAP_ROWS).X).mean())
         assert isinstance(cfg.likelihood, LogisticSoftmax)
         total = cfg.likelihood.start_total(cfg.bound, s.mean.detach(), variance)
-        self._kept = classes.Multipliers(torch.full_like(data.weight, total))
+        self._kept = classes.Multipliers(torch.full_like(weight, total))
 
     def _all_moments(self) -> Iterator[Moments]:
         """q solved for its marginals, a few classes at a time."""
@@ -483,9 +485,10 @@ class Trainer:
             stands.batch * part.weight.unsqueeze(1),
             self._kept.total[rows],
         )
+        theirs = data.take(own_rows.flatten())
         own = classes.Rows(
-            own_features(b, data.X[own_rows]),
-            stands.own * data.weight[own_rows],
+            own_features(b, theirs.X.view(*own_rows.shape, -1)),
+            stands.own * theirs.weight.view(own_rows.shape),
             self._kept.total[own_rows],
         )
         found = classes.evaluate(
@@ -526,7 +529,7 @@ class Trainer:
     @torch.no_grad()
     def _class_gap(self) -> float:
         """How far the bound of a row lies below what the sum over all classes gives (C3)."""
-        s, cfg, part = self.state, self.settings, self.data.rows(0, _GAP_ROWS)
+        s, cfg, part = self.state, self.settings, self.data.head(_GAP_ROWS)
         assert isinstance(cfg.likelihood, LogisticSoftmax)
         f = features(basis(s.kernels, s.Z, cfg.jitter), part.X)
         total = torch.zeros_like(part.weight)
@@ -612,7 +615,7 @@ class Trainer:
         q = moments(self.state.q)
         stats = self._full_pass(q, False)
         elbo = float(stats.bound) - float(kl(q))
-        slack = 1e-9 if self.data.X.dtype == torch.float64 else 1e-6
+        slack = 1e-9 if self.state.Z.dtype == torch.float64 else 1e-6
         rho, first = 1.0, 0
         if loop is None:
             history.append(elbo)
