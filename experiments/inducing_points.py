@@ -78,7 +78,11 @@ def figure(result: dict[str, Any]) -> Figure:
     right.set_ylabel("seconds of fit (dashed)")
     right.set_yscale("log")
     left.set_xticks(sizes, [str(n) for n in sizes])
-    left.minorticks_off()
+    for ax, ticks in ((left, (0.003, 0.005, 0.01, 0.02, 0.05)), (right, (10, 20, 50, 100, 200))):
+        low, high = ax.get_ylim()
+        shown = [tick for tick in ticks if low <= tick <= high]
+        ax.set_yticks(shown, [f"{tick:g}" for tick in shown])
+        ax.minorticks_off()
     left.grid(alpha=0.25)
     left.set_title("Shuttle: inducing points and hyperparameters", loc="left", fontsize=11)
     left.legend(frameon=False, loc="upper center", fontsize=9)

@@ -12,7 +12,7 @@ from torch import Tensor
 from conjugp.rows import Rows
 
 _ROWS = 2**14  # rows worked on at a time
-_CACHED = 1 << 16  # numbers that stay in the processor's cache between two operations
+_CACHED = 1 << 16  # numbers worked on at a time within them
 
 
 class Chunked(Protocol):
@@ -35,10 +35,9 @@ class Scaling(NamedTuple):
         out = np.empty(X.shape, np.result_type(X, shift))
         # Kernels square their inputs, so those squares have to be finite too.
         limit = 0.1 * torch.finfo(dtype).max ** 0.5
-        step = max(1, _CACHED // max(1, X.shape[1]))
-        for i in range(0, len(X), step):
+        for i in _blocks(X):
             with np.errstate(over="ignore", invalid="ignore"):
-                part = np.subtract(X[i : i + step], shift, out=out[i : i + step])
+                part = np.subtract(X[i], shift, out=out[i])
                 part /= scale
             if not (float(part.min(initial=0)) >= -limit and float(part.max(initial=0)) <= limit):
                 raise ValueError(
@@ -72,8 +71,9 @@ def fit_scaling(rows: Chunked, center: bool) -> Scaling:
             eps = np.finfo(X.dtype).eps
         sd = np.zeros_like(mean)
         for X, _, weight in rows.chunks(_ROWS):
-            d = X - mean
-            sd += np.einsum("i,ij,ij->j", weight / total, d, d)
+            for i in _blocks(X):
+                d = X[i] - mean
+                sd += weight[i] / total @ np.square(d, out=d)
         sd = np.sqrt(sd)
     if not (np.isfinite(mean).all() and np.isfinite(sd).all()):
         raise ValueError(
@@ -83,3 +83,9 @@ def fit_scaling(rows: Chunked, center: bool) -> Scaling:
     # Rounding of the mean leaves a spread of this size in a constant column.
     constant = sd <= 8 * eps * np.abs(mean) + np.finfo(np.float64).tiny
     return Scaling(mean if center else np.zeros_like(mean), np.where(constant, 1.0, sd))
+
+
+def _blocks(X: np.ndarray) -> Iterator[slice]:
+    """Rows in parts that stay in the processor's cache from one operation to the next."""
+    step = max(1, _CACHED // max(1, X.shape[1]))
+    return (slice(i, i + step) for i in range(0, len(X), step))
