@@ -24,7 +24,7 @@ from data import load
 from record import context, keep, put_table
 
 RESULTS = Path(__file__).parent / "results" / "inducing_points.json"
-IMAGE = Path(__file__).parents[1] / "docs" / "images" / "inducing_points.png"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
 PAGE = Path(__file__).parents[1] / "docs" / "comparison.md"
 SET = "shuttle"
 SIZES = (5, 10, 20, 50, 100, 200, 400)
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--epochs", type=float, default=EPOCHS)
     parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--image", type=Path, default=IMAGE)
+    parser.add_argument("--image", type=Path, default=IMAGES / "inducing_points.png")
     parser.add_argument("--page", type=Path, default=PAGE)
     arguments = parser.parse_args()
     if not arguments.figure:

@@ -23,7 +23,7 @@ from compare import PEERS, table
 from record import RESULTS, put_table
 
 COMPARE = RESULTS / "compare.json"
-IMAGE = Path(__file__).parents[1] / "docs" / "images" / "numerical_comparison.png"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
 TITLES = {
     "shuttle": "Shuttle",
     "mnist": "MNIST",
@@ -97,7 +97,7 @@ def shown(sets: dict[str, dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--input", type=Path, default=COMPARE)
-    parser.add_argument("--image", type=Path, default=IMAGE)
+    parser.add_argument("--image", type=Path, default=IMAGES / "numerical_comparison.png")
     parser.add_argument("--page", type=Path, default=PAGE)
     arguments = parser.parse_args()
     sets = json.loads(arguments.input.read_text(encoding="utf-8"))["sets"]
