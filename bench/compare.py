@@ -25,7 +25,7 @@ from contestants import (
     inducing_points,
     sklearn_fit,
 )
-from data import SPLITS, load
+from data import SPLITS, MissingDataError, load
 from numpy.typing import NDArray
 from record import RESULTS, add_output, context, keep
 
@@ -301,7 +301,10 @@ def main() -> None:
     add_output(parser, "compare.json")
     arguments = parser.parse_args()
     for name in arguments.sets:
-        load(name)  # says what is missing before any work
+        try:
+            load(name)  # says what is missing before any work
+        except MissingDataError as error:
+            parser.error(str(error))
     python, peers = os.path.expanduser(arguments.gpflow_python), arguments.peers
     if not has_gpflow(python):
         print(

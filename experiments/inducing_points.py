@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from contestants import alone, conjugp_fit
-from data import load
+from data import MissingDataError, load
 from record import context, keep, put_table
 
 RESULTS = Path(__file__).parent / "results" / "inducing_points.json"
@@ -99,7 +99,10 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=PAGE)
     arguments = parser.parse_args()
     if not arguments.figure:
-        load(SET)  # says what is missing before any work
+        try:
+            load(SET)  # says what is missing before any work
+        except MissingDataError as error:
+            parser.error(str(error))
         keep(arguments.output, SET, run(tuple(arguments.sizes), arguments.epochs))
     result = json.loads(arguments.output.read_text(encoding="utf-8"))["sets"][SET]
     figure(result).savefig(arguments.image, dpi=150)
