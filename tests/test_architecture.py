@@ -18,7 +18,7 @@ SOURCE = Path(conjugp.__file__).parent
 LAYERS = [
     {
         *("numerics", "parameters", "metrics", "rows", "options", "files", "face", "codec"),
-        *("checkpoint", "posthoc"),
+        *("checkpoint", "posthoc", "launches"),
     },
     {"kernels", "likelihoods", "scaling", "plotting", "data", "spool", "sources"},
     {"features", "posterior", "covariance", "inducing"},

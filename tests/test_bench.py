@@ -24,6 +24,8 @@ ENTRIES = {
     "gibbs": {"n_points", "n_classes", "speed"},
     "soak": {"seed", "passed", "seconds"},
     "throughput": {"n_inducing", "n_features", "n_classes"},
+    "step": {"M", "B", "C", "D", "bound", "readable", "fused", "speed_up"},
+    "gpu_step": {"gpu", "found"},
 }
 CONTEST = {"target_nll", "error", "peer_seconds", "ratio", "wanted", "passed"}
 CONTEST |= {"conjugp_settings", "conjugp_seconds", "conjugp_nll"}
@@ -44,7 +46,7 @@ def script(monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    "data sources record clock contestants compare quality small gibbs soak throughput".split(),
+    "data sources record clock contestants compare quality small gibbs soak throughput step".split(),
 )
 def test_scripts_import(script, name):
     assert script(name).__doc__
@@ -408,6 +410,17 @@ def test_throughput_is_measured(script):
     X, y = throughput.data(60, 4, 3)
     clf = throughput.fitted(X, y, 20, "full")
     assert throughput.rows_in(clf.predict_proba, X) >= 60
+
+
+def test_a_step_is_measured(script, monkeypatch):
+    step = script("step")
+    monkeypatch.setattr(step, "D", 5)
+    found = step.measure(8, 16, 3, "tight", 2, step.time.perf_counter)
+    for name in ("readable", "fused"):
+        parts = found[name]["parts_ms"].values()
+        assert found[name]["floor_ms"] == pytest.approx(sum(parts)) and min(parts) > 0
+        assert found[name]["ratio"] == found[name]["ms"] / found[name]["floor_ms"]
+    assert found["speed_up"] == found["readable"]["ms"] / found["fused"]["ms"]
 
 
 def test_results_are_as_documented():
