@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 # Shares of the budget after which the test set is looked at: often at first, then evenly.
-LOOKS = (1 / 30, 1 / 10, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1.0)
+LOOKS = (1 / 30, 1 / 10, 1 / 4, 1 / 2, 2 / 3, 5 / 6, 1.0)
 
 TENFOLD = 20  # natural-gradient steps in which their size grows tenfold
 SAVED = 20  # steps between two copies of the parameters

@@ -44,10 +44,10 @@ def script(monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize(
-    "name",
-    "data sources record clock contestants compare quality small gibbs soak throughput step".split(),
-)
+SCRIPTS = "data sources record clock contestants compare quality small gibbs soak throughput step"
+
+
+@pytest.mark.parametrize("name", SCRIPTS.split())
 def test_scripts_import(script, name):
     assert script(name).__doc__
 
