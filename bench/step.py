@@ -4,7 +4,8 @@ python bench/step.py [--repeats 15] [--profile]
 python bench/step.py --threads 1 --cpu-time   # on a machine that has other work
 
 Steps of the coupled fit with full covariances and all hyperparameter gradients, float32: the
-readable step, the fused one, and the products and factorisations of each, run in turn.
+readable step, the fused one, and the products and factorisations of each, one after the other as
+in a step, all in turn.
 """
 
 from __future__ import annotations
@@ -116,7 +117,6 @@ def measure(
         for name, step in steps.items():
             clock((name, "step"), step)
             for op, work in floors[name].items():
-                work()  # warm, as inside a step
                 clock((name, op), work)
         if i == 0:
             times.clear()

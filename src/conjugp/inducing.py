@@ -91,19 +91,23 @@ def _seed(X: Tensor, weight: Tensor, k: int, generator: torch.Generator) -> Tens
     """k-means++: each next seed is drawn with probability weight × squared distance."""
     if k > _SEED_LIMIT:
         return X[_draw(weight, k, generator)].clone()
-    chosen = [int(_draw(weight, 1, generator))]
-    norm = X.square().sum(1)
-    distance = torch.full_like(norm, float("inf"))
-    for _ in range(k - 1):
-        z = X[chosen[-1]]
+    # By the inverse distribution function, all numbers drawn ahead: nothing waits for a GPU.
+    u = torch.rand(k, 1, dtype=torch.float64, generator=generator).to(X.device)
+    chosen = torch.zeros(k, dtype=torch.int64, device=X.device)
+    norm, free = X.square().sum(1), weight.clone()
+    distance = torch.full_like(norm, torch.finfo(X.dtype).max)
+    p = weight
+    for i in range(k):
+        total = torch.cumsum(p, 0, dtype=torch.float64)
+        j = torch.searchsorted(total, u[i] * total[-1:], right=True).clamp_(max=len(X) - 1)
+        chosen[i : i + 1] = j
+        free[j] = 0
+        z = X[j[0]]
         distance = torch.minimum(distance, (norm - 2 * (X @ z) + z @ z).clamp_(min=0))
-        distance[chosen] = 0
-        p = distance * weight
-        if not float(p.sum()) > 0:
-            p = weight.clone()
-            p[chosen] = 0
-        chosen.append(int(_draw(p, 1, generator)))
-    return X[chosen].clone()
+        p = distance * free
+        # All that is left may equal a seed.
+        p = torch.where(p.sum() > 0, p, free)
+    return X[chosen]
 
 
 def _draw(weight: Tensor, n: int, generator: torch.Generator) -> Tensor:

@@ -108,14 +108,15 @@ class Rounds:
     def _capture(self, size: int, adam: Adam) -> None:
         """Record a step. One runs before: libraries set themselves up when they are first used."""
         self._begin([Planned(0, size, 1.0, 0.0, 0.0)], adam)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._take(size, adam.beta1, adam.beta2)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._take(size, adam.beta1, adam.beta2)
+        with torch.cuda.device(self.leaves.Z.device):
+            here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+            side.wait_stream(here)
+            with torch.cuda.stream(side):
+                self._take(size, adam.beta1, adam.beta2)
+            here.wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._take(size, adam.beta1, adam.beta2)
         self._graphs[size] = graph
 
     def _take(self, size: int, beta1: float, beta2: float) -> None:
