@@ -26,6 +26,7 @@ from conjugp.ep_training import EPTrainer
 from conjugp.inference.mean import Interrupted
 from conjugp.joint import JointSettings, learn_kernel
 from conjugp.kernels import RBF, Kernel, Matern52, Normalised
+from conjugp.likelihoods.base import Likelihood
 from conjugp.model import Model, coupled
 from conjugp.plan import Plan
 from conjugp.posterior import Posterior, prior
@@ -244,7 +245,10 @@ class Fitter:
 
         Not before q is fitted: at the prior any label is as likely as any other.
         """
-        p, part = self.plan, data.head(ELBO_ROWS)
+        p = self.plan
+        if type(p.likelihood).learned is Likelihood.learned:
+            return False
+        part = data.head(ELBO_ROWS)
         m, v = coupled(state, p.likelihood, p.bound, p.options.jitter).latent(part.X)
         learned = p.likelihood.learned(part.y, m, v, part.weight)
         self.plan = replace(p, likelihood=learned)
