@@ -10,7 +10,7 @@ from conjugp.kernels import Kernel
 STRATEGIES = ("kmeans", "greedy", "random")
 
 _SEED_LIMIT = 300  # beyond this many centres a random start does
-_SEED_ROUNDS = 8
+_ONE_BY_ONE = 16  # seeds
 _ROWS_PER_CENTRE = 16
 
 
@@ -91,15 +91,15 @@ def kmeans(
 def _seed(X: Tensor, weight: Tensor, k: int, generator: torch.Generator) -> Tensor:
     """k-means++: seeds are drawn with probability weight × squared distance to those before.
 
-    One at first, then an eighth of the others at a time: as good, and few products instead of
-    many, none of which a GPU is waited for.
+    Few are drawn one by one; of many, an eighth at a time: about as good, and few large products
+    instead of many small ones.
     """
     if k > _SEED_LIMIT:
         return X[_draw(weight, k, generator)].clone()
     chosen = _draw(weight, 1, generator)
     norm, free = X.square().sum(1), weight.clone()
     distance = torch.full_like(norm, float("inf"))
-    new = chosen
+    new, size = chosen, 1 if k <= _ONE_BY_ONE else -(-(k - 1) // 8)
     while len(chosen) < k:
         free[new] = 0
         Z = X[new]
@@ -108,7 +108,7 @@ def _seed(X: Tensor, weight: Tensor, k: int, generator: torch.Generator) -> Tens
         p = distance * free
         # Rows that equal a seed come last.
         p = torch.maximum(p, 1e-12 * p.max() * free).where(p.sum() > 0, free)
-        new = _draw(p, min(k - len(chosen), -(-(k - 1) // _SEED_ROUNDS)), generator)
+        new = _draw(p, min(k - len(chosen), size), generator)
         chosen = torch.cat([chosen, new])
     return X[chosen].clone()
 
