@@ -88,6 +88,7 @@ def train(
     natural_step: float = 0.0,
     dtype: str = "float32",
     looks: Sequence[float] = LOOKS,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Train for `budget` seconds of training steps, looking at the test set now and then.
 
@@ -110,7 +111,8 @@ def train(
         variance=start[1],
         optimiser=optimiser,
         learn_inducing=learn_inducing,
-    )
+    ).to(device)
+    X, X_test, y = X.to(device), X_test.to(device), y.to(device)
     likelihood = SoftmaxLikelihood(num_classes=C, mixing_weights=False)
     elbo = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))
     if optimiser == "adam":
@@ -139,7 +141,7 @@ def train(
         if warmup.t % SAVED == 0 and natural is not None:
             copies = [*copies[-1:], deepcopy((model.state_dict(), adam.state_dict()))]
         if not batches:
-            batches = list(torch.randperm(len(y)).split(batch_size))
+            batches = list(torch.randperm(len(y)).to(device).split(batch_size))
         try:
             with clock:
                 step(batches.pop(), warmup.size)
@@ -147,7 +149,7 @@ def train(
             if not clock.look():
                 continue
             proba = predict_proba(model, X_test)
-            found = scores(split.y_test, proba.numpy(), torch.arange(C).numpy())
+            found = scores(split.y_test, proba.cpu().numpy(), torch.arange(C).numpy())
             result["curve"].append({"seconds": clock.seconds, "steps": warmup.t, **found})
         except (RuntimeError, ValueError, NotPSDError) as error:
             said = f"{type(error).__name__}: {error}"[:200]
@@ -167,7 +169,7 @@ def train(
 def predict_proba(model: SVGP, X: Tensor) -> Tensor:
     """Probabilities (n, C), the softmax averaged over draws from the latent marginals."""
     model.eval()
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(X.device).manual_seed(0)
     parts = []
     with torch.no_grad():
         for x in X.split(2000):
@@ -175,7 +177,9 @@ def predict_proba(model: SVGP, X: Tensor) -> Tensor:
             mean, sd = latent.mean, latent.variance.sqrt()
             total = torch.zeros_like(mean, dtype=torch.float64)
             for _ in range(_SAMPLES // 2):
-                noise = sd * torch.randn(mean.shape, generator=generator, dtype=sd.dtype)
+                noise = sd * torch.randn(
+                    mean.shape, generator=generator, dtype=sd.dtype, device=sd.device
+                )
                 total += (mean + noise).softmax(-1) + (mean - noise).softmax(-1)
             parts.append(total / total.sum(-1, keepdim=True))
     model.train()
