@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -12,14 +13,21 @@ def recorded(work: Callable[[], None], device: torch.device) -> torch.cuda.CUDAG
 
     Not by `torch.cuda.graph`: that collects garbage and empties the allocator's cache each time.
     """
+    collects = gc.isenabled()
     with torch.cuda.device(device):
         graph, here, side = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(here)
         with torch.cuda.stream(side):
             work()
             torch.cuda.synchronize()
-            graph.capture_begin(capture_error_mode="thread_local")
-            work()
-            graph.capture_end()
+            # An old graph that is collected meanwhile would spoil this one.
+            gc.disable()
+            try:
+                graph.capture_begin(capture_error_mode="thread_local")
+                work()
+                graph.capture_end()
+            finally:
+                if collects:
+                    gc.enable()
         here.wait_stream(side)
     return graph
