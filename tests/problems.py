@@ -9,12 +9,13 @@ import torch
 from scipy.special import digamma
 from torch import Tensor
 
+from conjugp.data import Data
 from conjugp.features import basis, features
 from conjugp.inference import svi
 from conjugp.kernels import Kernel
 from conjugp.likelihoods import LogisticSoftmax
 from conjugp.posterior import Posterior, kl, moments
-from conjugp.training import Data, Settings, State, Trainer, initial_state
+from conjugp.training import Settings, State, Trainer, initial_state
 
 BOUNDS = LogisticSoftmax.bounds
 LIKELIHOOD = LogisticSoftmax()

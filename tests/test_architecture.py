@@ -18,13 +18,13 @@ SOURCE = Path(conjugp.__file__).parent
 LAYERS = [
     {
         *("numerics", "parameters", "metrics", "rows", "options", "files", "face", "codec"),
-        *("checkpoint", "posthoc"),
+        *("checkpoint", "posthoc", "launches"),
     },
-    {"kernels", "likelihoods", "scaling", "plotting"},
+    {"kernels", "likelihoods", "scaling", "plotting", "data", "spool", "sources"},
     {"features", "posterior", "covariance", "inducing"},
     {"inference", "prediction", "calibration", "conformal"},
     {"training", "ep_training", "model", "decoupled", "joint", "search", "sampling", "sampled"},
-    {"plan", "checks", "progress", "chains", "diagnostics"},
+    {"plan", "checks", "progress", "chains", "diagnostics", "reading"},
     {"fitting", "stream", "costs"},
     {"saving", "resuming"},
     {"classifier"},

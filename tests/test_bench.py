@@ -21,6 +21,8 @@ ENTRIES = {
     "rivals": {"budget", "inputs", "peers", "conjugp", "contests"},
     "soak": {"seed", "passed", "seconds"},
     "throughput": {"n_inducing", "n_features", "n_classes"},
+    "step": {"M", "B", "C", "D", "bound", "readable", "fused", "speed_up"},
+    "gpu_step": {"gpu", "found"},
 }
 CONTEST = {"target_nll", "ratio", "passed", "gpytorch", "gpytorch_settings", "gpytorch_seconds"}
 CONTEST |= {"conjugp", "conjugp_settings", "conjugp_seconds", "conjugp_nll"}
@@ -39,7 +41,19 @@ def script(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["data", "record", "quality", "peers", "small", "gibbs", "rivals", "soak", "throughput"]
+    "name",
+    [
+        "data",
+        "record",
+        "quality",
+        "peers",
+        "small",
+        "gibbs",
+        "rivals",
+        "soak",
+        "throughput",
+        "step",
+    ],
 )
 def test_scripts_import(script, name):
     assert script(name).__doc__
@@ -158,6 +172,17 @@ def test_throughput_is_measured(script):
     X, y = throughput.data(60, 4, 3)
     clf = throughput.fitted(X, y, 20, "full")
     assert throughput.rows_in(clf.predict_proba, X) >= 60
+
+
+def test_a_step_is_measured(script, monkeypatch):
+    step = script("step")
+    monkeypatch.setattr(step, "D", 5)
+    found = step.measure(8, 16, 3, "tight", 2, step.time.perf_counter)
+    for name in ("readable", "fused"):
+        parts = found[name]["parts_ms"].values()
+        assert found[name]["floor_ms"] == pytest.approx(sum(parts)) and min(parts) > 0
+        assert found[name]["ratio"] == found[name]["ms"] / found[name]["floor_ms"]
+    assert found["speed_up"] == found["readable"]["ms"] / found["fused"]["ms"]
 
 
 def test_results_are_as_documented():

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from conjugp.data import Data
 from conjugp.kernels import RBF
 from conjugp.likelihoods import get_likelihood
 from conjugp.model import coupled
-from conjugp.training import Data, Settings, Trainer, initial_state
+from conjugp.training import Settings, Trainer, initial_state
 from problems import BOUNDS, LIKELIHOOD, blobs, fixed, generator
 
 

@@ -13,6 +13,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 import conjugp.decoupled
 from conjugp.covariance import FAMILIES, covariance, quadratic
+from conjugp.data import Data
 from conjugp.decoupled import (
     KernelRows,
     MeanSettings,
@@ -25,7 +26,7 @@ from conjugp.features import basis
 from conjugp.inference.mean import Mean, MeanData, fit_mean
 from conjugp.kernels import RBF, Matern32
 from conjugp.model import Model, coupled
-from conjugp.training import Data, initial_state
+from conjugp.training import initial_state
 from problems import BOUNDS, LIKELIHOOD, blobs, generator, random_posterior
 
 KERNEL = RBF((1.0, 1.5), 3.0)
@@ -254,9 +255,9 @@ def test_rows_whitened_once_or_step_by_step(data):
     start = start_mean(M, torch.zeros(C).double())
     found = []
     for whitened in (False, True):
-        rows = KernelRows(b, data.X, 2**30, whitened)
+        rows = KernelRows(b, data, 2**30, whitened)
         L_inv = None if whitened else b.L_inv[0]
-        source = MeanData(rows, L_inv, data.y, data.weight, None)
+        source = MeanData(rows, L_inv, data, None)
         options = {"n_epochs": 20, "batch_size": 16, "learning_rate": 0.1, "learn_mean": True}
         found.append(fit_mean(start, source, LIKELIHOOD, "tight", **options, generator=generator()))
     torch.testing.assert_close(found[0].w, found[1].w, rtol=1e-7, atol=1e-9)
@@ -277,7 +278,7 @@ def test_the_cache_does_not_change_a_bit(data, batch_size):
 @pytest.mark.parametrize("whitened", [False, True])
 def test_cached_blocks_are_kept_and_equal(data, whitened):
     b = basis([Matern32(1.0, 2.0)], data.X[:M])
-    kept, computed = (KernelRows(b, data.X, size, whitened) for size in (2**30, 0))
+    kept, computed = (KernelRows(b, data, size, whitened) for size in (2**30, 0))
     assert kept(3, 17) is kept(3, 17)
     assert torch.equal(kept(3, 17), computed(3, 17))
     assert computed.cache is None

@@ -16,19 +16,18 @@ from sklearn.exceptions import ConvergenceWarning
 from conjugp import FitOptions, GPClassifier
 from conjugp import decoupled as decoupled_module
 from conjugp.calibration import VARIANCE_SCALES, fit_calibration
+from conjugp.data import Data
 from conjugp.fitting import (
     FOLDS,
     cache_bytes,
-    class_rank,
     estimated_elbo,
     folds,
-    hold_out,
     largest_classes,
     median_distance,
     only_classes,
 )
 from conjugp.progress import ProgressBar
-from conjugp.training import Data, Progress
+from conjugp.training import Progress
 from faces import decoupled, fitted_attributes, fixed, minibatch, toy
 
 X, y = toy(60)
@@ -48,46 +47,6 @@ class_counts = st.lists(st.integers(0, 40), min_size=2, max_size=8).filter(lambd
 
 
 # --- rows ----------------------------------------------------------------------------------------
-
-
-@given(class_counts, st.integers(0, 99))
-def test_class_rank(counts, seed):
-    data = labelled(counts, seed)
-    rank, seen = class_rank(data.y, data.n_classes).tolist(), [0] * len(counts)
-    for i, label in enumerate(data.y.tolist()):
-        assert rank[i] == seen[label]
-        seen[label] += 1
-
-
-@given(class_counts, st.floats(0.01, 0.5), st.integers(0, 99))
-def test_hold_out_takes_the_same_share_of_every_class(counts, share, seed):
-    data = labelled(counts, seed)
-    ordered, n = hold_out(data, share)
-    train = torch.bincount(ordered.y[:n], minlength=data.n_classes)
-    held = torch.bincount(ordered.y[n:], minlength=data.n_classes)
-    for c, count in enumerate(counts):
-        assert int(train[c] + held[c]) == count
-        assert int(held[c]) == int(count * min(share, 5000 / sum(counts)))
-        assert count == 0 or int(train[c]) > 0  # the rarest class is still trained on
-    # The same rows with the same labels and weights, in another order.
-    at = ordered.X[:, 0].long()
-    assert sorted(at.tolist()) == list(range(sum(counts)))
-    assert torch.equal(ordered.y, data.y[at]) and torch.equal(ordered.weight, data.weight[at])
-
-
-def test_many_small_classes_give_a_row_each():
-    """A share of less than a row is none, but a fit needs rows to calibrate with."""
-    data = labelled([30] * 200 + [2] * 50)
-    held, n = hold_out(data, 0.02)
-    assert len(held.y) - n == int(0.02 * 6100)
-    per_class = torch.bincount(held.y[n:], minlength=250)
-    assert per_class.max() == 1 and not per_class[200:].any()
-
-
-def test_hold_out_has_an_upper_limit():
-    data = labelled([400, 600])
-    _, n = hold_out(data, 0.5, most=100)
-    assert 95 <= 1000 - n <= 100
 
 
 @given(class_counts, st.integers(0, 99))
@@ -123,9 +82,9 @@ def test_median_distance():
 
 
 def test_cache_bytes():
-    cpu = torch.device("cpu")
-    assert cache_bytes(3, cpu) == 3 * 2**20 and cache_bytes(0, cpu) == 0
-    assert cache_bytes("auto", cpu) > 0
+    data = labelled([1, 1])
+    assert cache_bytes(3, data) == 3 * 2**20 and cache_bytes(0, data) == 0
+    assert cache_bytes("auto", data) > 0
 
 
 def test_an_elbo_from_a_sample(monkeypatch):

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import torch
 
+from conjugp.data import Data
 from conjugp.inducing import by_class
 from conjugp.kernels import RBF, Normalised
 from conjugp.search import TIE, Candidate, class_centres, rescaled, search
-from conjugp.training import Data
 from problems import generator
 
 FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0)

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from conjugp.data import Data
 from conjugp.features import basis, features
 from conjugp.inference import svi
 from conjugp.kernels import RBF, Matern12, Matern52
 from conjugp.posterior import Posterior, kl, marginals, moments, prior
-from conjugp.training import Data, Settings, Trainer, initial_state
+from conjugp.training import Settings, Trainer, initial_state
 from problems import (
     BOUNDS,
     LIKELIHOOD,

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
+from conjugp.data import Data
 from conjugp.features import basis, features
 from conjugp.kernels import RBF
 from conjugp.model import coupled
 from conjugp.posterior import Moments, kl, marginals
-from conjugp.training import Batches, Data, Settings, Trainer, initial_state
+from conjugp.training import Batches, Settings, Trainer, initial_state
 from problems import (
     BOUNDS,
     LIKELIHOOD,

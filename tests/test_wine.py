@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from conjugp.data import Data
 from conjugp.kernels import RBF
 from conjugp.model import coupled
 from conjugp.prediction import predict_proba
-from conjugp.training import Data
 from problems import LIKELIHOOD, fixed, trainer
 from reference.wine_gibbs import BATCH, BURN_IN, FILE, Chain, Wine, summary, wine
 

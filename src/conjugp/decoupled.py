@@ -14,13 +14,13 @@ from torch import Tensor
 
 from conjugp.checkpoint import Journal
 from conjugp.covariance import NONE, Covariance, covariance, quadratic
+from conjugp.data import Dataset
 from conjugp.features import Basis, basis
 from conjugp.inference.classes import near_classes
 from conjugp.inference.mean import Mean, MeanData, fit_mean
 from conjugp.kernels import Kernel
 from conjugp.likelihoods.base import Likelihood
 from conjugp.model import Model
-from conjugp.training import Data
 
 _COVARIANCE_ROWS = 20_000  # rows that stand for all when the covariance is computed ...
 _COVARIANCE_PAIRS = 2**20  # ... fewer if rows times classes come to more than this
@@ -50,14 +50,14 @@ class KernelRows:
     def __init__(
         self,
         b: Basis,
-        X: Tensor,
+        data: Dataset,
         cache_bytes: int,
         whitened: bool,
         near: Tensor | None = None,
     ) -> None:
-        self.b, self.X, self.whitened = b, X, whitened
+        self.b, self.data, self.whitened = b, data, whitened
         self.near = near  # (C, R), classes whose rows are alike
-        size = len(X) * len(b.Z) * X.element_size()
+        size = data.n * len(b.Z) * b.Z.element_size()
         self.cache: dict[tuple[int, int], Tensor] | None = {} if size <= cache_bytes else None
 
     def __call__(self, start: int, stop: int) -> Tensor:
@@ -69,19 +69,20 @@ class KernelRows:
         return self.cache[key]
 
     def _compute(self, start: int, stop: int) -> Tensor:
-        K = self.b.kernels[0](self.X[start:stop], self.b.Z)
+        K = self.b.kernels[0](self.data.rows(start, stop).X, self.b.Z)
         return K @ self.b.L_inv[0].T if self.whitened else K
 
 
-def kernel_rows(kernel: Kernel, Z: Tensor, data: Data, settings: MeanSettings) -> KernelRows:
+def kernel_rows(kernel: Kernel, Z: Tensor, data: Dataset, settings: MeanSettings) -> KernelRows:
     """The rows that a fit of the mean reads."""
     # Whitening the rows once costs N·M², whitening w and its gradient C·M² each, every step.
     whitened = settings.batch_size < 4 * data.n_classes * settings.n_epochs
     b = basis([kernel], Z, settings.jitter)
     near = None
     if settings.class_batch is not None and settings.class_batch < data.n_classes:
-        near = near_classes(kernel, data.X, data.y, data.n_classes)
-    return KernelRows(b, data.X, settings.cache_bytes, whitened, near)
+        some = data.sample()
+        near = near_classes(kernel, some.X, some.y, data.n_classes)
+    return KernelRows(b, data, settings.cache_bytes, whitened, near)
 
 
 def start_mean(n_inducing: int, mean: Tensor) -> Mean:
@@ -92,7 +93,7 @@ def start_mean(n_inducing: int, mean: Tensor) -> Mean:
 def fit_weights(
     kernel: Kernel,
     Z: Tensor,
-    data: Data,
+    data: Dataset,
     start: Mean,
     settings: MeanSettings,
     generator: torch.Generator,
@@ -108,11 +109,11 @@ def fit_weights(
     if rows is None:
         rows = kernel_rows(kernel, Z, data, settings)
     b = rows.b
-    variance = None if model is None else latent_variance(model, data.X)
+    variance = None if model is None else latent_variance(model, data)
     L_inv = None if rows.whitened else b.L_inv[0]
     mean = fit_mean(
         start,
-        MeanData(rows, L_inv, data.y, data.weight, variance, rows.near),
+        MeanData(rows, L_inv, data, variance, rows.near),
         settings.likelihood,
         settings.bound,
         n_epochs=settings.n_epochs,
@@ -127,10 +128,11 @@ def fit_weights(
     return b, mean
 
 
-def latent_variance(model: Model, X: Tensor) -> Tensor:
-    """v(X), (n, C), or (n, 1) where it is the same for all classes."""
+def latent_variance(model: Model, data: Dataset, chunk: int = 4096) -> Tensor:
+    """v of every row, (n, C), or (n, 1) where it is the same for all classes."""
     n = 1 if model.S.family == "shared" else None
-    return torch.cat([model.latent(x)[1][:, :n] for x in X.split(4096)])
+    stretches = ((i, min(i + chunk, data.n)) for i in range(0, data.n, chunk))
+    return torch.cat([model.latent(data.rows(*s).X)[1][:, :n] for s in stretches])
 
 
 def latent_mean(kernel: Kernel, b: Basis, mean: Mean, X: Tensor, chunk: int = 4096) -> Tensor:
@@ -144,7 +146,7 @@ def assemble(
     kernel: Kernel,
     b: Basis,
     mean: Mean,
-    data: Data,
+    data: Dataset,
     family: str,
     n_covariance: int,
     likelihood: Likelihood,
@@ -158,7 +160,7 @@ def assemble(
     if family == NONE:
         S = Covariance(NONE, L_inv)
         return Model(likelihood, bound, b.kernels, b.Z, mean.w, alpha, mean.mean, L_inv, S)
-    part = data.rows(0, min(_COVARIANCE_ROWS, max(1, _COVARIANCE_PAIRS // data.n_classes)))
+    part = data.head(min(_COVARIANCE_ROWS, max(1, _COVARIANCE_PAIRS // data.n_classes)))
     scale = data.total / part.total
     A = torch.cat([L_inv[0] @ kernel(b.Z[:M_v], x) for x in part.X.split(4096)], dim=1)
     m = latent_mean(kernel, b, mean, part.X)

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from conjugp.data import Data, Dataset
 from conjugp.features import Features, basis, features
 from conjugp.inference import ep, svi
 from conjugp.likelihoods import Heaviside
 from conjugp.numerics import NotPositiveDefiniteError
 from conjugp.posterior import Posterior, moments, prior
-from conjugp.training import Data, Progress, Result, Settings, State, Trainer
+from conjugp.training import Progress, Result, Settings, State, Trainer
 
 FIRST_STEP = 0.5  # damping that every problem tried converges with; only sites alone go faster
 _LEAST_STEP, _LARGEST_STEP = 0.05, 0.95
@@ -32,7 +34,7 @@ class EPTrainer(Trainer):
     def __init__(
         self,
         state: State,
-        data: Data,
+        data: Dataset,
         settings: Settings,
         generator: torch.Generator,
         on_progress: Callable[[Progress], None] | None = None,
@@ -42,8 +44,13 @@ class EPTrainer(Trainer):
         if not isinstance(settings.likelihood, Heaviside):
             raise ValueError(f"EP needs the Heaviside likelihood, got {settings.likelihood!r}")
         self._noise = float(settings.likelihood.noise)
-        self._counts = ep.counts(data.y, data.weight, data.n_classes)
+        self._counts = ep.counts(data.mass)
         self._damping, self._gap = FIRST_STEP, math.inf
+
+    @cached_property
+    def _all(self) -> Data:
+        """All rows: a full sweep has a site for each."""
+        return self.data.rows(0, None)
 
     def _make_features(self, X: Tensor, gradients: bool) -> tuple[Features, Features]:
         """Features with their graph, if gradients are wanted, and without it."""
@@ -60,7 +67,7 @@ class EPTrainer(Trainer):
         for _ in range(n_steps):
             gradients = self.learning and self.state.step >= 5
             try:
-                f, bare = self._make_features(self.data.X, gradients)
+                f, bare = self._make_features(self._all.X, gradients)
                 evidence, found = self._sweep(bare, gradients, held, share)
             except (NotPositiveDefiniteError, FloatingPointError):
                 self._restore(good)
@@ -76,7 +83,7 @@ class EPTrainer(Trainer):
         return evidence
 
     def _no_sites(self) -> ep.Sites:
-        return ep.no_sites(len(self.data.y), self.data.n_classes, self.data.X.device)
+        return ep.no_sites(self.data.n, self.data.n_classes, self.data.like.device)
 
     def _report(self, epoch: float, n_epochs: float, elbo: float) -> None:
         if self.on_progress is not None:
@@ -137,7 +144,7 @@ class EPTrainer(Trainer):
                 here = [best, best_sites, best_evidence, recent, epoch]
                 self._keep(history=history, best=here, sites=self._site_state())
             try:
-                f, bare = self._make_features(self.data.X, epoch >= _WARM_UP)
+                f, bare = self._make_features(self._all.X, epoch >= _WARM_UP)
                 evidence, gradients = self._sweep(bare, epoch >= _WARM_UP)
             except (NotPositiveDefiniteError, FloatingPointError):
                 self._restore(best)
@@ -169,7 +176,7 @@ class EPTrainer(Trainer):
 
     def _settle(self, history: list[float], n_epochs: int, loop: dict[str, Any] | None) -> bool:
         """Sweeps with the hyperparameters at rest until neither sites nor evidence change."""
-        _, f = self._make_features(self.data.X, False)
+        _, f = self._make_features(self._all.X, False)
         first, n_epochs = (0, n_epochs) if loop is None else loop["epochs"]
         for epoch in range(first, n_epochs):
             if self.journal.due():
@@ -190,7 +197,7 @@ class EPTrainer(Trainer):
         Returns the log evidence before the step (E5). The sites come on top of those `held`, the
         rows being this share of all.
         """
-        data, size, mean = self.data, self.settings.chunk_size, self.state.mean.detach()
+        data, size, mean = self._all, self.settings.chunk_size, self.state.mean.detach()
         parts = []
         for i in range(0, len(data.y), size):
             c = slice(i, i + size)

@@ -20,6 +20,7 @@ from conjugp import decoupled, inducing
 from conjugp.calibration import VARIANCE_SCALES, Calibration, fit_calibration
 from conjugp.checkpoint import Journal
 from conjugp.covariance import NONE
+from conjugp.data import Data, Dataset, class_rank
 from conjugp.decoupled import KernelRows, MeanSettings
 from conjugp.ep_training import EPTrainer
 from conjugp.inference.mean import Interrupted
@@ -30,7 +31,7 @@ from conjugp.plan import Plan
 from conjugp.posterior import Posterior, prior
 from conjugp.scaling import Scaling
 from conjugp.search import Candidate, class_centres, held_out_loss, search
-from conjugp.training import Data, Progress, Result, Settings, State, Trainer, initial_state
+from conjugp.training import Progress, Result, Settings, State, Trainer, initial_state
 
 KERNEL_INDUCING = 128  # inducing points, steps, classes of the fit that learns the kernel
 KERNEL_STEPS = 200
@@ -47,7 +48,6 @@ ELBO_ROWS, ELBO_PAIRS = (
 )  # rows, times classes, that stand for all in the reported ELBO
 FOLDS = 5
 LIKELIHOOD_ROUNDS = 3  # fits in turn of q and of a likelihood's own parameters
-MIN_HELD = 100  # held-out rows from which on classes too small for their share give one
 CROSS_FIT_ROWS = 5000  # up to here folds, not one hold-out, give the temperature
 FACTORS = (0.12, 0.17, 0.25, 0.36, 0.5, 0.72, 1.0, 1.4, 2.0)
 FIRST_FACTORS = (3, 5)  # a third, and twice that: with many classes kernels are smooth
@@ -75,7 +75,7 @@ class Fitter:
         self,
         plan: Plan,
         kernel: Kernel | None,
-        data: Data,
+        data: Dataset,
         mean: Tensor,
         scaling: Scaling,
         on_progress: Callable[[Progress], None] | None = None,
@@ -137,17 +137,17 @@ class Fitter:
         )
         return replace(settings, **changes)  # type: ignore[arg-type]
 
-    def _start(self, data: Data, kernel: Kernel, n_inducing: int, mean: Tensor) -> State:
-        p = self.plan
+    def _start(self, data: Dataset, kernel: Kernel, n_inducing: int, mean: Tensor) -> State:
+        p, some = self.plan, data.sample()
         if isinstance(p.inducing, Tensor):
             few = torch.randperm(len(p.inducing), generator=self.generator)[:n_inducing]
-            Z = p.inducing if n_inducing >= len(p.inducing) else p.inducing[few.to(data.X.device)]
+            Z = p.inducing if n_inducing >= len(p.inducing) else p.inducing[few.to(some.X.device)]
         else:
-            Z = inducing.choose(p.inducing, data.X, data.weight, n_inducing, kernel, self.generator)
+            Z = inducing.choose(p.inducing, some.X, some.weight, n_inducing, kernel, self.generator)
         kernels = [kernel] * (1 if p.shared_kernel else data.n_classes)
         return initial_state(kernels, Z, mean.clone())
 
-    def _train(self, state: State, data: Data, settings: Settings, stage: str) -> Result:
+    def _train(self, state: State, data: Dataset, settings: Settings, stage: str) -> Result:
         p = self.plan
         trainer = self._trainer(state, data, settings, self.generator, self._progress, stage)
         self._partial = lambda: (
@@ -161,12 +161,13 @@ class Fitter:
     def _filled(self, variance: float, factor: float = 1.0) -> Kernel:
         """The kernel with what the user left open: a share of the median distance, a variance."""
         kernel = self.kernel if self.kernel is not None else RBF()
-        d = factor * median_distance(self.data.X)
-        return kernel.filled(torch.full((self.data.X.shape[1],), d, dtype=torch.float64), variance)
+        X = self.data.head(1000).X
+        d = factor * median_distance(X)
+        return kernel.filled(torch.full((X.shape[1],), d, dtype=torch.float64), variance)
 
-    def _resumed(self, warm: State, data: Data) -> State | None:
+    def _resumed(self, warm: State, data: Dataset) -> State | None:
         """A copy of an earlier fit's state that fits this plan; None if there is none."""
-        K, X = 1 if self.plan.shared_kernel else data.n_classes, data.X
+        K, X = 1 if self.plan.shared_kernel else data.n_classes, data.like
         if len(warm.theta) != K:
             return None
         if warm.q.h.shape[1] != len(warm.Z):  # the earlier fit was decoupled
@@ -178,13 +179,13 @@ class Fitter:
 
     def _coupled(self, warm: State | None) -> Fitted:
         p, data = self.plan, self.data
-        full = p.batch_size is None or p.batch_size >= len(data.y)
+        full = p.batch_size is None or p.batch_size >= data.n
         calibrate = p.temperature is None
         train, held = data, None
         if calibrate and not full:
-            data, n = hold_out(data, p.options.hold_out)
-            if n < len(data.y):  # with too few rows for a hold-out, folds do instead
-                train, held = data.rows(0, n), data.rows(n, None)
+            train, held, data = data.hold_out(p.options.hold_out)
+            if not held.n:  # with too few rows for a hold-out, folds do instead
+                held = None
         state = None if warm is None else self._resumed(warm, train)
         if state is None:
             variance = p.options.initial_variance
@@ -221,7 +222,7 @@ class Fitter:
             last_state = self._train(last_state, data, rest, "all rows").state
             model = coupled(last_state, p.likelihood, p.bound, p.options.jitter)
         elif calibrate:
-            calibration = self._cross_fit(result.state)
+            calibration = self._cross_fit(result.state, data.rows(0, None))
         # Expectation propagation reports an evidence that is no bound.
         known = full and p.inference != "ep"
         elbo = result.elbo if known else estimated_elbo(model, data)
@@ -237,20 +238,20 @@ class Fitter:
             result.class_gap,
         )
 
-    def _learn_likelihood(self, state: State, data: Data) -> bool:
+    def _learn_likelihood(self, state: State, data: Dataset) -> bool:
         """Fit the likelihood's own parameters to what the rows' latents are; False if it has none.
 
         Not before q is fitted: at the prior any label is as likely as any other.
         """
-        p, part = self.plan, data.rows(0, ELBO_ROWS)
+        p, part = self.plan, data.head(ELBO_ROWS)
         m, v = coupled(state, p.likelihood, p.bound, p.options.jitter).latent(part.X)
         learned = p.likelihood.learned(part.y, m, v, part.weight)
         self.plan = replace(p, likelihood=learned)
         return learned is not p.likelihood
 
-    def _cross_fit(self, state: State) -> Calibration:
+    def _cross_fit(self, state: State, data: Data) -> Calibration:
         """A temperature from folds: q fitted again without each, kernel and points at rest."""
-        p, data = self.plan, self.data
+        p = self.plan
         settings = self._settings(
             learn_kernel=False, learn_mean=False, learn_inducing=False, max_epochs=30, tol=0.1
         )
@@ -262,13 +263,15 @@ class Fitter:
             fitted = self.journal.stage("fold", lambda: trainer.fit(self.journal)).state
             return coupled(fitted, p.likelihood, p.bound, p.options.jitter).latent(data.X[rows])
 
-        return self._folded(predict, (1.0,))
+        return self._folded(data, predict, (1.0,))
 
     def _folded(
-        self, predict: Callable[[Tensor], tuple[Tensor, Tensor]], scales: tuple[float, ...]
+        self,
+        data: Data,
+        predict: Callable[[Tensor], tuple[Tensor, Tensor]],
+        scales: tuple[float, ...],
     ) -> Calibration:
         """The calibration of every fold's latent moments, predicted without its rows."""
-        data = self.data
         masks = folds(data)
         if not masks:
             return Calibration(1.0, 1.0, math.inf)
@@ -281,28 +284,28 @@ class Fitter:
     def _decoupled(self, warm: State | None) -> Fitted:
         p = self.plan
         # Few rows are all trained on in the end, so more of them can choose the kernel.
-        share = max(p.options.hold_out, min(0.3, 500 / len(self.data.y)))
-        self.data, n = hold_out(self.data, share)
-        data, train, held = self.data, self.data.rows(0, n), self.data.rows(n, None)
+        share = max(p.options.hold_out, min(0.3, 500 / self.data.n))
+        train, held, data = self.data.hold_out(share)
+        self.data = data
         by_elbo = p.learn_kernel and p.options.mean_training == "elbo" and p.family != NONE
         if warm is not None:
             kernel = warm.template.with_theta(warm.theta[0])
         elif p.learn_kernel and (p.options.search or not by_elbo):
-            kernel = self._choose_kernel(train, held)
+            kernel = self._choose_kernel(train.sample(), held)
             if self.kernel is None and isinstance(kernel, Normalised):
+                train, held = train.shifted(self._origin(train.like)), self._uncentred(held)
                 self._uncentre()
                 p, data = self.plan, self.data
-                train, held = data.rows(0, n), data.rows(n, None)
         else:
             kernel = self._filled(p.options.mean_variance)
         if by_elbo:
             kernel = self._learn_jointly(train, kernel)
-        settings = self._mean_settings(len(data.y))
+        settings = self._mean_settings(data.n)
         if p.temperature is not None:
             calibration = Calibration(p.temperature, 1.0, math.inf)
-        elif len(data.y) <= CROSS_FIT_ROWS:
-            calibration = self._cross_fit_mean(kernel)
-        elif not len(held.y):  # no class has a row to spare
+        elif data.n <= CROSS_FIT_ROWS:
+            calibration = self._cross_fit_mean(kernel, data.rows(0, None))
+        elif not held.n:  # no class has a row to spare
             calibration = Calibration(1.0, 1.0, math.inf)
         else:
             calibration = None
@@ -318,7 +321,7 @@ class Fitter:
             scales = variance_scales(model)
             calibration = fit_calibration(p.likelihood, m, v, held.y, held.weight, scales)
             # The held-out rows are trained on after all.
-            if len(data.y) <= REFIT_ROWS:
+            if data.n <= REFIT_ROWS:
                 values.clear()
             else:
                 start = decoupled.Mean(model.w, model.mean)
@@ -327,7 +330,7 @@ class Fitter:
             model = self._fit_mean(data, start, settings, rows, values, "all rows")
         state = without_posterior(model)
         # Steps shrink to nothing over the epochs: a fit that had them all has converged.
-        converged = gain < 10 * p.tol or p.max_epochs >= self._mean_epochs(len(data.y))
+        converged = gain < 10 * p.tol or p.max_epochs >= self._mean_epochs(data.n)
         elbo = estimated_elbo(model, data)
         total = data.total
         epochs, gap = len(values), self._class_gap
@@ -336,7 +339,7 @@ class Fitter:
     def _choose_kernel(self, train: Data, held: Data) -> Kernel:
         """Learn feature scales by a small ELBO, then try scales and lengthscales on held-out."""
         p = self.plan
-        searched = p.options.search and len(held.y) > 0
+        searched = p.options.search and held.n > 0
         if searched and self.kernel is None and train.n_classes > RELEVANCE_CLASSES:
             return self._search(self._starts(train, None), train, held)
         learned = self._learned_kernel(train)
@@ -364,11 +367,11 @@ class Fitter:
         result = self.journal.stage("kernel", lambda: trainer.fit(self.journal))
         return result.state.template.with_theta(result.state.theta[0]).frozen()
 
-    def _learn_jointly(self, train: Data, kernel: Kernel) -> Kernel:
+    def _learn_jointly(self, train: Dataset, kernel: Kernel) -> Kernel:
         """The kernel that the ELBO of the decoupled posterior itself learns (Q8)."""
         p = self.plan
         Z = self._inducing(kernel, train)[:JOINT_INDUCING]
-        how = self._mean_settings(len(train.y), batch_size=p.batch_size or 512)
+        how = self._mean_settings(train.n, batch_size=p.batch_size or 512)
         rows = decoupled.kernel_rows(kernel, Z, train, how)
         model = self._fit_weights(train, decoupled.start_mean(len(Z), self.mean), how, rows)
         settings = JointSettings(
@@ -415,7 +418,7 @@ class Fitter:
 
     def _uncentred(self, data: Data) -> Data:
         """The rows in working units with the user's origin."""
-        return data._replace(X=data.X + self._origin(data.X))
+        return data.shifted(self._origin(data.like))
 
     def _origin(self, X: Tensor) -> Tensor:
         """What centring took from rows like X, (D,)."""
@@ -426,14 +429,15 @@ class Fitter:
         given = self.plan.inducing
         if isinstance(given, Tensor):
             self.plan = replace(self.plan, inducing=given + self._origin(given))
-        self.data, self.scaling = self._uncentred(self.data), self.scaling.uncentred()
+        self.data = self.data.shifted(self._origin(self.data.like))
+        self.scaling = self.scaling.uncentred()
 
     def _search(self, starts: list[tuple[str, Kernel]], train: Data, held: Data) -> Kernel:
         """The kernel that predicts held-out rows best."""
         p, D = self.plan, train.X.shape[1]
         kept = largest_classes(train, SEARCH_CLASSES)
         train, held = only_classes(train, kept), only_classes(held, kept)
-        n = min(SEARCH_ROWS, len(train.y))
+        n = min(SEARCH_ROWS, train.n)
         sub, trial = train.rows(0, n), held.rows(0, 2000)
         settings = self._mean_settings(n, batch_size=256)
         M, mean = min(SEARCH_INDUCING, n // 2 + 1), self._mean_of(train)
@@ -482,24 +486,25 @@ class Fitter:
             learning_rate=p.options.mean_learning_rate * min(2.0, max(1.0, batch / 1024) ** 0.5),
             learn_mean=p.learn_mean,
             class_batch=p.class_batch,
-            cache_bytes=cache_bytes(p.options.cache_mb, self.data.X.device),
+            cache_bytes=cache_bytes(p.options.cache_mb, self.data),
             jitter=p.options.jitter,
         )
         return replace(settings, **changes)  # type: ignore[arg-type]
 
-    def _inducing(self, kernel: Kernel, data: Data) -> Tensor:
+    def _inducing(self, kernel: Kernel, data: Dataset) -> Tensor:
         p = self.plan
         if isinstance(p.inducing, Tensor):
             return p.inducing
+        some = data.sample()
         if p.inducing != "kmeans":
             return inducing.choose(
-                p.inducing, data.X, data.weight, p.n_inducing, kernel, self.generator
+                p.inducing, some.X, some.weight, p.n_inducing, kernel, self.generator
             )
-        return class_centres(kernel, data, p.n_inducing, self.generator)
+        return class_centres(kernel, some, p.n_inducing, self.generator)
 
     def _fit_mean(
         self,
-        data: Data,
+        data: Dataset,
         start: decoupled.Mean,
         settings: MeanSettings,
         rows: KernelRows,
@@ -522,7 +527,7 @@ class Fitter:
 
     def _fit_weights(
         self,
-        data: Data,
+        data: Dataset,
         start: decoupled.Mean,
         settings: MeanSettings,
         rows: KernelRows,
@@ -557,22 +562,21 @@ class Fitter:
             values.extend(mean.values)
         return assemble(mean)
 
-    def _cross_fit_mean(self, kernel: Kernel) -> Calibration:
+    def _cross_fit_mean(self, kernel: Kernel, data: Data) -> Calibration:
         """A temperature from folds, each predicted by a mean fitted to the others."""
-        data = self.data
 
         def predict(rows: Tensor) -> tuple[Tensor, Tensor]:
             train = Data(data.X[~rows], data.y[~rows], data.weight[~rows], data.n_classes)
             Z = self._inducing(kernel, train)
             start = decoupled.start_mean(len(Z), self.mean)
-            settings = self._mean_settings(len(train.y))
+            settings = self._mean_settings(train.n)
             source = decoupled.kernel_rows(kernel, Z, train, settings)
             return self._fit_weights(train, start, settings, source).latent(data.X[rows])
 
         def fold(rows: Tensor) -> tuple[Tensor, Tensor]:
             return self.journal.stage("fold", lambda: predict(rows))
 
-        return self._folded(fold, (0.0,) if self.plan.family == NONE else VARIANCE_SCALES)
+        return self._folded(data, fold, (0.0,) if self.plan.family == NONE else VARIANCE_SCALES)
 
 
 def variance_scales(model: Model) -> tuple[float, ...]:
@@ -589,9 +593,9 @@ def without_posterior(model: Model) -> State:
     return State(kernel, theta, Z, model.mean, prior(model.n_classes, 1, Z))
 
 
-def estimated_elbo(model: Model, data: Data) -> float:
+def estimated_elbo(model: Model, data: Dataset) -> float:
     """The ELBO, its sum over points taken from a sample where there are many."""
-    part = data.rows(0, min(ELBO_ROWS, max(1, ELBO_PAIRS // data.n_classes)))
+    part = data.head(min(ELBO_ROWS, max(1, ELBO_PAIRS // data.n_classes)))
     kl = model.kl()
     return (model.elbo(part) + kl) * (data.total / part.total) - kl
 
@@ -602,35 +606,6 @@ def median_distance(X: Tensor) -> float:
     d = torch.pdist(sample) if len(sample) > 1 else X.new_zeros(0)
     d = d[d > 0]
     return float(d.median()) if len(d) else 1.0
-
-
-def class_rank(y: Tensor, n_classes: int) -> Tensor:
-    """How many rows of the same class come before each row, (N,)."""
-    order = torch.argsort(y, stable=True)
-    counts = torch.bincount(y, minlength=n_classes)
-    first = counts.cumsum(0) - counts
-    rank = torch.empty_like(y)
-    rank[order] = torch.arange(len(y), device=y.device) - first[y[order]]
-    return rank
-
-
-def hold_out(data: Data, share: float, most: int = 5000) -> tuple[Data, int]:
-    """The rows with the held-out ones last, and how many come before them.
-
-    Every class gives the same share of its rows; one too small for a share gives none. Where
-    nearly all are, one row each of the largest has to do.
-    """
-    counts = torch.bincount(data.y, minlength=data.n_classes)
-    share = min(share, most / len(data.y))
-    given, wanted = (counts * share).floor().long(), int(share * len(data.y))
-    missing = wanted - int(given.sum())
-    if wanted >= MIN_HELD and missing > wanted // 2:
-        able = ((given == 0) & (counts >= 3)).nonzero().squeeze(1)
-        given[able[counts[able].argsort(descending=True, stable=True)][:missing]] = 1
-    held = class_rank(data.y, data.n_classes) >= (counts - given)[data.y]
-    order = torch.argsort(held.to(torch.int8), stable=True)
-    ordered = Data(data.X[order], data.y[order], data.weight[order], data.n_classes)
-    return ordered, len(data.y) - int(held.sum())
 
 
 def folds(data: Data) -> list[Tensor]:
@@ -667,12 +642,14 @@ def rough(kernel: Kernel) -> Kernel:
     return Matern52(kernel.lengthscale, kernel.variance)  # type: ignore[attr-defined]
 
 
-def cache_bytes(cache_mb: int | str, device: torch.device) -> int:
+def cache_bytes(cache_mb: int | str, data: Dataset) -> int:
     """Bytes that cached kernel values may take."""
     if cache_mb != "auto":
         return int(cache_mb) * 2**20
-    if device.type == "cuda":
-        return int(0.4 * torch.cuda.mem_get_info(device)[0])
+    if not isinstance(data, Data):
+        return 0
+    if data.X.device.type == "cuda":
+        return int(0.4 * torch.cuda.mem_get_info(data.X.device)[0])
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):

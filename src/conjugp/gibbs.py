@@ -29,6 +29,7 @@ from conjugp.chains import (
 from conjugp.checks import check_rows, check_training_data
 from conjugp.classifier import GPClassifier, seed_of, unchanged_on_error
 from conjugp.costs import LONG_SECONDS, duration, gigabytes, long_run, seconds
+from conjugp.data import Data
 from conjugp.diagnostics import (
     Diagnostics,
     diagnose,
@@ -50,7 +51,6 @@ from conjugp.sampled import SampledModel
 from conjugp.sampling import Draws, Target, distinct
 from conjugp.saving import Saveable
 from conjugp.scaling import Scaling, fit_scaling
-from conjugp.training import Data
 
 HYPERPARAMETERS = ("fit", "fixed", "sample")
 FIT_INDUCING = 300  # inducing points of the variational fit that hyperparameters are taken from
@@ -321,7 +321,7 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         if len(given) not in (1, C):
             raise ValueError(f"kernel must be one kernel or {C}, one per class; got {len(given)}")
         center = all(k is None or k.stationary for k in given)
-        scaling = fit_scaling(rows.X, rows.weight, center)
+        scaling = fit_scaling(rows, center)
         work = scaling.apply(rows.X, torch.float64, torch.device("cpu"))
         data = Data(work, torch.as_tensor(rows.y), torch.as_tensor(rows.weight), C)
         mean = start_mean(self.prior_mean, data).numpy()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from conjugp.covariance import from_precision, kl, precision, quadratic, to_precision
+from conjugp.data import Dataset
 from conjugp.decoupled import MeanSettings
 from conjugp.features import basis
 from conjugp.inference.adam import Adam
@@ -22,7 +23,6 @@ from conjugp.inference.mean import ClassStep, Mean, MeanData, Slopes, Step
 from conjugp.kernels import Kernel
 from conjugp.model import Model
 from conjugp.numerics import NotPositiveDefiniteError
-from conjugp.training import Data
 
 ROUND = 20  # steps between two reports
 _MAX_FAILURES = 8
@@ -44,18 +44,19 @@ class Joint:
     """The decoupled posterior of a model with a kernel, and steps that raise its ELBO."""
 
     def __init__(
-        self, model: Model, data: Data, settings: JointSettings, generator: torch.Generator
+        self, model: Model, data: Dataset, settings: JointSettings, generator: torch.Generator
     ) -> None:
         self.data, self.settings, self.generator = data, settings, generator
         (self.template,), self.Z, self.S = model.kernels, model.Z, model.S
         self.theta = self.template.theta.to(self.Z).requires_grad_()
         self.start = self.theta.detach().clone()
         self.mean = Mean(model.w.clone(), model.mean.clone())
-        cfg, n = settings.mean, len(data.y)
+        cfg, n = settings.mean, data.n
         self.total, self.starts = data.total, torch.arange(0, n, cfg.batch_size)
         sampled = cfg.class_batch is not None and cfg.class_batch < data.n_classes
-        near = near_classes(self.kernel, data.X, data.y, data.n_classes) if sampled else None
-        rows = MeanData(_no_rows, None, data.y, data.weight, None, near)
+        some = data.sample() if sampled else None
+        near = near_classes(self.kernel, some.X, some.y, data.n_classes) if some else None
+        rows = MeanData(None, None, data, None, near)
         scale = len(self.starts) / self.total
         whole = Step(
             self.mean, rows, cfg.likelihood, cfg.bound, cfg.learn_mean, scale, 1 / self.total
@@ -75,7 +76,7 @@ class Joint:
         `left` falls from 1 to 0 as the fit comes to rest.
         """
         rate = left * self.settings.mean.learning_rate
-        X = self.data.X[rows]
+        X = self.data.rows(rows.start, rows.stop).X
         with torch.enable_grad():
             A, v = self._features(X)
         found = self._take.move(rows, A.detach().T, v.detach(), rate, left, slopes=True)
@@ -136,14 +137,14 @@ class Joint:
 
 def learn_kernel(
     model: Model,
-    data: Data,
+    data: Dataset,
     settings: JointSettings,
     generator: torch.Generator,
     on_round: Callable[[int, float], None] | None = None,
 ) -> Kernel:
     """The kernel that the ELBO of a decoupled model likes best, from the model's own on."""
     joint = Joint(model, data, settings, generator)
-    n, size, n_steps = len(data.y), settings.mean.batch_size, settings.n_steps
+    n, size, n_steps = data.n, settings.mean.batch_size, settings.n_steps
     good, kernel_rate, failures = joint.theta.detach().clone(), settings.learning_rate, 0
     recent: list[float] = []
     order: list[int] = []
@@ -169,7 +170,3 @@ def learn_kernel(
                 on_round(t + 1, sum(recent) / len(recent))
             recent.clear()
     return joint.kernel
-
-
-def _no_rows(start: int, stop: int) -> Tensor:
-    raise NotImplementedError("features come with every step")

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from conjugp.covariance import NONE, Covariance, kl, quadratic, root
+from conjugp.data import Data
 from conjugp.features import basis
 from conjugp.kernels import Kernel
 from conjugp.likelihoods.base import Likelihood
 from conjugp.numerics import cholesky
 from conjugp.posterior import moments
-from conjugp.training import Data, State
+from conjugp.training import State
 
 _CHUNK_ELEMENTS = 2**21  # kernel values at a time: few enough for a processor's cache
 _SITE_ELEMENTS = 2**21  # rows times classes whose sites are computed at a time

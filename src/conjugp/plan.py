@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from conjugp.data import Dataset
 from conjugp.likelihoods import Likelihood, LogisticSoftmax
 from conjugp.likelihoods.base import MC
 from conjugp.options import FitOptions
 from conjugp.scaling import Scaling
-from conjugp.training import Data
 
 SMALL = 300  # rows up to which mean and covariance share their inducing points ...
 SMALL_INDUCING = 100  # ... of which there are at most so many
@@ -50,7 +50,7 @@ class Plan:
 
 def make_plan(
     clf: Any,
-    data: Data,
+    data: Dataset,
     scaling: Scaling,
     likelihood: Likelihood,
     bound: str,
@@ -58,10 +58,10 @@ def make_plan(
     seed: int,
 ) -> Plan:
     """Settle every "auto" from N, C and D."""
-    n = len(data.y)
+    n = data.n
     given = clf.inducing
     if not isinstance(given, str):
-        given = given_inducing(given, data.X, scaling)
+        given = given_inducing(given, data.like, scaling)
     M = clf.n_inducing
     if isinstance(given, Tensor):
         M = len(given)
@@ -127,15 +127,15 @@ def given_inducing(inducing: Any, X: Tensor, scaling: Scaling) -> Tensor:
     return scaling.apply(Z, X.dtype, X.device)
 
 
-def start_mean(prior_mean: Any, data: Data, likelihood: Likelihood | None = None) -> Tensor:
+def start_mean(prior_mean: Any, data: Dataset, likelihood: Likelihood | None = None) -> Tensor:
     """The prior mean of every class at the start, (C,)."""
     C = data.n_classes
     if isinstance(prior_mean, str):
-        return data.X.new_full((C,), (likelihood or LogisticSoftmax()).start_mean(C))
+        return data.like.new_full((C,), (likelihood or LogisticSoftmax()).start_mean(C))
     try:
         mean = np.broadcast_to(np.asarray(prior_mean, dtype=np.float64), (C,))
     except (TypeError, ValueError) as error:
         raise ValueError(f"prior_mean must be a number or {C} numbers") from error
     if not np.isfinite(mean).all():
         raise ValueError("prior_mean contains NaN or infinity")
-    return torch.tensor(mean).to(data.X)
+    return torch.tensor(mean).to(data.like)

@@ -14,6 +14,7 @@ from conjugp.calibration import Calibration
 from conjugp.checkpoint import Journal, data_fingerprint, fingerprint
 from conjugp.codec import classes_of
 from conjugp.covariance import Covariance
+from conjugp.data import Dataset
 from conjugp.fitting import Fitted
 from conjugp.inference.ep import Sites
 from conjugp.inference.mean import Mean
@@ -24,21 +25,22 @@ from conjugp.options import FitOptions
 from conjugp.posterior import Posterior
 from conjugp.rows import Rows
 from conjugp.scaling import Scaling
-from conjugp.training import Data, Result, State
+from conjugp.spool import Store
+from conjugp.training import Result, State
 
 # What the working state of a fit is made of.
 _CLASSES = (State, Posterior, Result, Mean, Sites, Fitted, Model, Covariance, Calibration, Scaling)
 # Parameters that do not change the result, and those whose effect is marked by itself.
 _UNMARKED = {"verbose", "device", "dtype", "options", "warm_start", "class_weight"}
-_UNMARKED_OPTIONS = {"callback", "on_interrupt", "checkpoint_every", "cache_mb"}
+_UNMARKED_OPTIONS = {"callback", "on_interrupt", "checkpoint_every", "cache_mb", "spool"}
 
 
 def open_journal(
     clf: Any,
     path: str | os.PathLike[str] | None,
-    rows: Rows,
+    rows: Rows | Store,
     classes: NDArray[Any],
-    data: Data,
+    data: Dataset,
     warm: Fitted | None,
     seed: int,
 ) -> Journal:
@@ -57,13 +59,14 @@ def open_journal(
     kept = options.get_params(deep=False).items()
     values |= {f"options.{k}": v for k, v in kept if k not in _UNMARKED_OPTIONS}
     values |= {
-        "the working precision": str(data.X.dtype).removeprefix("torch."),
-        "the device": data.X.device.type,
+        "the working precision": str(data.like.dtype).removeprefix("torch."),
+        "the device": data.like.device.type,
         "the fit to go on from": None if warm is None else warm.state,
         "the version of conjugp": conjugp.__version__,
         "the version of torch": torch.__version__,
     }
     own = classes_of([clf.kernel, get_likelihood(clf.likelihood)])
     known = {*_CLASSES, *KERNELS, *LIKELIHOODS.values(), *own}
-    mark = data_fingerprint(rows, classes) | fingerprint(values)
+    size = (rows.n_features, rows.n)
+    mark = data_fingerprint(size, rows.digests, classes) | fingerprint(values)
     return Journal(path, mark, seed, options.checkpoint_every, known)

@@ -8,6 +8,8 @@ rows is a random sample of them: batches and hold-outs need no copies.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +24,31 @@ class Rows(NamedTuple):
     y: np.ndarray  # (n,) int64, class indices
     weight: np.ndarray  # (n,) float64, positive
 
+    @property
+    def n(self) -> int:
+        """The number of rows."""
+        return len(self.y)
+
+    @property
+    def n_features(self) -> int:
+        """D."""
+        return self.X.shape[1]
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """What tells these rows from others, column by column."""
+        found = {}
+        for name, column in self._asdict().items():
+            digest = hashlib.sha256(str(column.dtype).encode())
+            digest.update(np.ascontiguousarray(column).data)
+            found[name] = digest.hexdigest()
+        return found
+
+    def chunks(self, size: int) -> Iterator[Rows]:
+        """All rows, in order, so many at a time."""
+        for i in range(0, self.n, size):
+            yield Rows(*(column[i : i + size] for column in self))
+
 
 def canonical(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Rows:
     """Merge and order the rows of X (n, D) with labels y (n,) and weights (n,)."""
@@ -29,10 +56,13 @@ def canonical(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Rows:
     if not weight.all():
         kept = weight > 0
         X, y, weight = X[kept], y[kept], weight[kept]
-    key = row_hash(X, y)
+    y = np.asarray(y, dtype=np.int64)
+    # Without the labels: rows are put in order before all of these are known (see `spool`).
+    key = row_hash(X)
     order = np.argsort(key, kind="stable")
-    X, y, weight = X[order], np.asarray(y, dtype=np.int64)[order], weight[order]
-    key = key[order]
+    if (np.diff(key[order]) == 0).any():
+        order = np.lexsort((y, key))
+    X, y, weight, key = X[order], y[order], weight[order], key[order]
     same = np.zeros(len(X), dtype=bool)
     near = np.flatnonzero(key[1:] == key[:-1]) + 1
     # A hash can collide, so only rows that really are equal are merged.
@@ -43,15 +73,15 @@ def canonical(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Rows:
     return Rows(X[first], y[first], np.add.reduceat(weight, first))
 
 
-def row_hash(X: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """A 64-bit hash of every row and its label, (n,)."""
+def row_hash(X: np.ndarray, y: np.ndarray | None = None) -> np.ndarray:
+    """A 64-bit hash of every row, and its label if given, (n,)."""
     if X.dtype not in (np.float32, np.float64):
         X = X.astype(np.float64)
     n, D = X.shape
     words = -(-D * X.itemsize // 8)  # 64-bit words per row: one double, or two floats
     rng = np.random.default_rng(0x9E3779B9)
     odd = rng.integers(0, 2**63, size=words + 1, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-    key = y.astype(np.uint64) * odd[words]
+    key = np.zeros(n, np.uint64) if y is None else y.astype(np.uint64) * odd[words]
     rows = max(1, _HASH_CHUNK // max(D, 1))
     for i in range(0, n, rows):
         block = np.zeros((min(rows, n - i), words * 8 // X.itemsize), dtype=X.dtype)

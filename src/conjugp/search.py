@@ -16,10 +16,10 @@ import torch
 
 from conjugp.calibration import fit_temperature
 from conjugp.checkpoint import Journal
+from conjugp.data import Data
 from conjugp.decoupled import MeanSettings, fit_weights, latent_mean, start_mean
 from conjugp.inducing import by_class
 from conjugp.kernels import Kernel, Normalised
-from conjugp.training import Data
 
 TIE = 0.005  # losses closer than this are alike
 

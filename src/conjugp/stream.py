@@ -10,6 +10,7 @@ from torch import Tensor
 
 from conjugp import inducing
 from conjugp.calibration import Calibration
+from conjugp.data import Data
 from conjugp.features import basis, features
 from conjugp.fitting import Fitted, median_distance
 from conjugp.kernels import RBF, Kernel
@@ -17,7 +18,7 @@ from conjugp.likelihoods.base import Likelihood
 from conjugp.model import coupled
 from conjugp.options import FitOptions
 from conjugp.posterior import Posterior, prior
-from conjugp.training import Data, Progress, Settings, State, Trainer, initial_state
+from conjugp.training import Progress, Settings, State, Trainer, initial_state
 
 _STEPS = 15  # passes over each batch of rows
 _MIN_SHARE = 1e-3  # of its prior variance a row must keep to become an inducing point

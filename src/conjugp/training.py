@@ -16,9 +16,12 @@ import torch
 from torch import Tensor
 
 from conjugp.checkpoint import Journal
+from conjugp.data import Data, Dataset
 from conjugp.features import Features, basis, features, own_features
 from conjugp.inference import classes, svi
 from conjugp.inference.adam import Adam
+from conjugp.inference.fused import FusedStep, Learned, Leaves, applies
+from conjugp.inference.rounds import Planned, Rounds
 from conjugp.kernels import Kernel
 from conjugp.likelihoods.base import Likelihood
 from conjugp.likelihoods.logistic_softmax import LogisticSoftmax
@@ -31,28 +34,6 @@ _MAX_FAILURES = 8
 _OWN_ROWS = 4
 _GAP_ROWS = 512  # rows that stand for all when the price of subsampling classes is computed
 _CLASS_CHUNK = 128  # classes at a time where all are needed
-
-
-class Data(NamedTuple):
-    """Training rows in working units, in random order."""
-
-    X: Tensor  # (N, D)
-    y: Tensor  # (N,)
-    weight: Tensor  # (N,)
-    n_classes: int
-
-    @property
-    def total(self) -> float:
-        """The weight of all rows: what N is in the equations."""
-        return float(self.weight.sum())
-
-    def rows(self, start: int, stop: int | None) -> Data:
-        """Some of the rows."""
-        return self.take(slice(start, stop))
-
-    def take(self, part: slice | Tensor) -> Data:
-        """Some of the rows, by their numbers."""
-        return Data(self.X[part], self.y[part], self.weight[part], self.n_classes)
 
 
 @dataclass(frozen=True)
@@ -130,11 +111,13 @@ def initial_state(kernels: list[Kernel], Z: Tensor, mean: Tensor) -> State:
 class Batches:
     """Batches of rows, epoch after epoch: the same ones in another order, or always others."""
 
-    def __init__(self, data: Data, size: int, generator: torch.Generator, shuffled: bool) -> None:
-        self.n, self.size, self.generator, self.shuffled = len(data.y), size, generator, shuffled
+    def __init__(
+        self, data: Dataset, size: int, generator: torch.Generator, shuffled: bool
+    ) -> None:
+        self.n, self.size, self.generator, self.shuffled = data.n, size, generator, shuffled
         # The last batch takes a short remainder with it.
         self.starts = list(range(0, self.n - size // 2, size))
-        self.device = data.y.device if shuffled else torch.device("cpu")
+        self.device = data.like.device if shuffled else torch.device("cpu")
         self.order = torch.empty(0, dtype=torch.int64)  # of rows or, if they stay, of batches
         self.at = len(self.starts)  # batches taken of this epoch
 
@@ -144,10 +127,19 @@ class Batches:
             n = self.n if self.shuffled else len(self.starts)
             self.order, self.at = torch.randperm(n, generator=self.generator), 0
             self.order = self.order.to(self.device)
-        i = self.starts[self.at if self.shuffled else int(self.order[self.at])]
+        rows = self._rows(self.at)
         self.at += 1
-        rows = slice(i, self.n if i + self.size + self.size // 2 >= self.n else i + self.size)
         return self.order[rows] if self.shuffled else rows
+
+    def then(self) -> slice | None:
+        """The stretch of rows that comes after, where that is known."""
+        if self.shuffled or self.at == len(self.starts):
+            return None
+        return self._rows(self.at)
+
+    def _rows(self, at: int) -> slice:
+        i = self.starts[at if self.shuffled else int(self.order[at])]
+        return slice(i, self.n if i + self.size + self.size // 2 >= self.n else i + self.size)
 
 
 class Trainer:
@@ -156,7 +148,7 @@ class Trainer:
     def __init__(
         self,
         state: State,
-        data: Data,
+        data: Dataset,
         settings: Settings,
         generator: torch.Generator,
         on_progress: Callable[[Progress], None] | None = None,
@@ -172,6 +164,10 @@ class Trainer:
         self._rate = settings.learning_rate
         self._n_others = self._check_class_batch()
         self.journal = Journal()
+        self._fused: FusedStep | None = None
+        self._rounds: Rounds | None = None
+        # Whether fused steps are taken a round at a time.
+        self._on_device = isinstance(data, Data) and data.X.is_cuda
         self._make_optimiser()
 
     def _make_optimiser(self) -> None:
@@ -201,7 +197,7 @@ class Trainer:
     def fit(self, journal: Journal | None = None) -> Result:
         """Full-batch sweeps or minibatch steps, as the settings say."""
         self.journal = journal or self.journal
-        n = len(self.data.y)
+        n = self.data.n
         batch = self.settings.batch_size
         try:
             if batch is None or batch >= n:
@@ -217,12 +213,12 @@ class Trainer:
         Statistics are sums over points (Q3). The data are this share of all rows so far.
         """
         held, elbo = self.state.q, math.nan
-        good = self._snapshot()
+        good, part = self._snapshot(), self.data.rows(0, None)
         for _ in range(n_steps):
             try:
                 q = moments(self.state.q)
                 gradients = self.learning and self.state.step >= 5
-                stats = self._pass(self.data, q, 1.0, gradients)
+                stats = self._pass(part, q, 1.0, gradients)
                 elbo = float(stats.bound) / share - float(kl(q))
                 if not math.isfinite(elbo):
                     raise FloatingPointError("the ELBO is not finite")
@@ -284,25 +280,31 @@ class Trainer:
 
     def _full_pass(self, q: Moments, gradients: bool) -> svi.Statistics:
         """The statistics of all rows, chunk after chunk."""
-        n, size = len(self.data.y), self.settings.chunk_size
-        parts = [self.data.rows(i, i + size) for i in range(0, n, size)]
         if not gradients:
-            return self._cached_pass(parts, q)
+            return self._cached_pass(q)
         self._cache = None
-        stats = [self._pass(part, q, 1.0, True) for part in parts]
-        return svi.add(stats)
+        return svi.add(self._pass(part, q, 1.0, True) for part in self._chunks())
 
-    def _cached_pass(self, parts: list[Data], q: Moments) -> svi.Statistics:
+    def _chunks(self) -> Iterator[Data]:
+        """All rows, a chunk at a time."""
+        n, size = self.data.n, self.settings.chunk_size
+        for i in range(0, n, size):
+            self.data.expect(i + size, min(i + 2 * size, n))
+            yield self.data.rows(i, min(i + size, n))
+
+    def _cached_pass(self, q: Moments) -> svi.Statistics:
         """With the kernel at rest the features are computed once, where they fit in memory."""
         cfg, s = self.settings, self.state
         kernels = [k.with_theta(k.theta.detach()) for k in s.kernels]
         if self._cache is None:
             b = basis(kernels, s.Z.detach(), cfg.jitter)
-            size = len(self.data.y) * len(s.Z) * len(kernels)
+            size = self.data.n * len(s.Z) * len(kernels)
             self._features = lambda part: features(b, part.X)
-            self._cache = [self._features(p) for p in parts] if size < 2**27 else []
-        found = self._cache or (self._features(p) for p in parts)
-        return svi.add([self._statistics(part, f, q) for part, f in zip(parts, found, strict=True)])
+            self._cache = [self._features(p) for p in self._chunks()] if size < 2**27 else []
+        return svi.add(
+            self._statistics(part, self._cache[i] if self._cache else self._features(part), q)
+            for i, part in enumerate(self._chunks())
+        )
 
     def _move(self, rate: float) -> None:
         """One Adam step on the hyperparameters from the gradients collected so far."""
@@ -315,9 +317,10 @@ class Trainer:
 
     def _snapshot(self) -> State:
         s = self.state
-        return replace(
-            s, theta=s.theta.detach().clone(), Z=s.Z.detach().clone(), mean=s.mean.detach().clone()
-        )
+        # Other steps than the fused make a new q.
+        q = s.q if self._fused is None else Posterior(s.q.h.clone(), s.q.P.clone())
+        theta, Z, mean = (x.detach().clone() for x in (s.theta, s.Z, s.mean))
+        return replace(s, theta=theta, Z=Z, mean=mean, q=q)
 
     def _restore(self, good: State) -> None:
         """Go back to the last good state and take smaller steps from there."""
@@ -327,9 +330,8 @@ class Trainer:
                 "the fit kept leaving the range of floating-point numbers; try dtype='float64', "
                 "a smaller learning_rate, or learn_hyperparameters=False"
             )
-        self.state = replace(good)
-        for name in ("theta", "Z", "mean"):
-            setattr(self.state, name, getattr(good, name).clone())
+        self.state = good
+        self.state = self._snapshot()
         self._rate *= 0.5
         self._make_optimiser()
 
@@ -358,16 +360,18 @@ class Trainer:
     # --- minibatches --------------------------------------------------------------------------
 
     def _fit_batches(self, batch: int) -> Result:
-        cfg, n = self.settings, len(self.data.y)
+        cfg, n = self.settings, self.data.n
         per_epoch = max(1, round(n / batch))
         budget = cfg.max_steps or math.ceil(cfg.max_epochs * per_epoch)
         # In fixed batches some rows of a class would always count for more than others (C4).
         batches = Batches(self.data, batch, self.generator, shuffled=self._n_others is not None)
         if self._n_others is not None:
             self._start_classes()
+        self._start_fused(max(batch, n - batches.starts[-1]))
         rounds: list[float] = []
         means: list[float] = []
         good, anneal, t = self._snapshot(), None, 0
+        wait = 0  # up to here steps are taken one by one
         loop = self._left_off()
         if loop is not None:
             rounds, means, good, anneal, t = (
@@ -390,23 +394,36 @@ class Trainer:
                 )
             if anneal is None and t >= 0.6 * budget:
                 anneal = (t, budget)
-            left = 1.0 if anneal is None else 1 - (t - anneal[0]) / (anneal[1] - anneal[0])
             if anneal is not None and t >= anneal[1]:
                 break
-            rows = batches.next()
-            part = self.data.take(rows)
-            scale = n / len(part.y)
-            try:
-                if self._n_others is None:
-                    rho = max((cfg.first_step + t) ** -cfg.step_exponent, self._least_step(left))
-                    elbo = self._step(part, scale, rho, self._rate * max(left, 0.02))
-                else:
-                    elbo = self._class_step(part, rows, scale, left)
-            except (NotPositiveDefiniteError, FloatingPointError):
-                self._restore(good)
-                continue
-            rounds.append(elbo)
-            t += 1
+            ahead = min(ROUND - t % ROUND, (anneal[1] if anneal else budget) - t)
+            ahead = min(ahead, math.ceil(0.6 * budget) - t) if anneal is None else ahead
+            if t >= wait and self._ready():
+                elbos = self._round(batches, range(t, t + ahead), anneal)
+                if elbos is None:
+                    wait = t + ahead
+                    continue
+                rounds += elbos
+                t += ahead
+            else:
+                rows = batches.next()
+                part = self.data.take(rows)
+                # Not the rows that are here: some of a batch may be elsewhere.
+                scale = n / (rows.stop - rows.start if isinstance(rows, slice) else len(rows))
+                after = batches.then()
+                if after is not None:
+                    self.data.expect(after.start, after.stop)
+                left = self._left(t, anneal)
+                try:
+                    if self._n_others is None:
+                        elbo = self._step(part, scale, *self._rates(t, left))
+                    else:
+                        elbo = self._class_step(part, rows, scale, left)
+                except (NotPositiveDefiniteError, FloatingPointError):
+                    self._restore(good)
+                    continue
+                rounds.append(elbo)
+                t += 1
             if t % ROUND == 0 or t == budget:
                 good = self._snapshot()
                 means.append(sum(rounds[-ROUND:]) / len(rounds[-ROUND:]))
@@ -422,8 +439,22 @@ class Trainer:
     def _least_step(self, left: float) -> float:
         return self.settings.min_step * max(left, 0.1)
 
+    def _left(self, t: int, anneal: tuple[int, int] | None) -> float:
+        """1 until the fit comes to rest, then falling to 0."""
+        return 1.0 if anneal is None else 1 - (t - anneal[0]) / (anneal[1] - anneal[0])
+
+    def _rates(self, t: int, left: float) -> tuple[float, float]:
+        """The step sizes of q and of Adam."""
+        cfg = self.settings
+        rho = max((cfg.first_step + t) ** -cfg.step_exponent, self._least_step(left))
+        return rho, self._rate * max(left, 0.02)
+
     def _step(self, part: Data, scale: float, rho: float, rate: float) -> float:
         """One natural-gradient step and, once q has settled a little, one Adam step."""
+        if self._fused is not None:
+            elbo = self._fused_step(self._fused, part, scale, rho, rate)
+            if elbo is not None:
+                return elbo
         q = moments(self.state.q)
         gradients = self.learning and self.state.step >= 5
         stats = self._pass(part, q, scale, gradients)
@@ -436,6 +467,85 @@ class Trainer:
             self._move(rate)
         return elbo
 
+    def _start_fused(self, batch: int) -> None:
+        """Take fused steps if there are such for this fit; they change q in place."""
+        s, cfg = self.state, self.settings
+        known = len(s.theta) == 1 and applies(s.template, cfg.likelihood, cfg.bound)
+        if not known or self._n_others is not None:
+            return
+        learned = Learned(cfg.learn_kernel, cfg.learn_inducing, cfg.learn_mean)
+        self._fused = FusedStep(
+            s.template,
+            cfg.likelihood,
+            cfg.bound,
+            Leaves(s.theta, s.Z, s.mean),
+            batch,
+            self.total,
+            learned,
+            cfg.jitter,
+        )
+        # The q given belongs to whoever gave it.
+        s.q = Posterior(s.q.h.clone(), s.q.P.clone())
+
+    def _ready(self) -> bool:
+        """Whether a whole round can be taken on the device."""
+        settled = self.state.step >= 5 or not self.learning
+        return self._fused is not None and self._on_device and settled
+
+    def _round(
+        self, batches: Batches, steps: range, anneal: tuple[int, int] | None
+    ) -> list[float] | None:
+        """Steps that the device is told of at once; None, and nothing done, if one failed."""
+        s, data, fused = self.state, self.data, self._fused
+        assert fused is not None and isinstance(data, Data)
+        leaves = Leaves(*(leaf.detach() for leaf in self._leaves))
+        if self._rounds is None:
+            self._rounds = Rounds(
+                fused,
+                leaves,
+                s.q,
+                (data.X, data.y, data.weight),
+                ROUND,
+                self.learning,
+                (self._start_theta.detach(), self.settings.kernel_prior / self.total),
+            )
+        before = batches.order, batches.at, self.generator.get_state()
+        plan = []
+        for t in steps:
+            rows = batches.next()
+            assert isinstance(rows, slice)
+            size = rows.stop - rows.start
+            rates = self._rates(t, self._left(t, anneal))
+            plan.append(Planned(rows.start, size, data.n / size, *rates))
+        elbos = self._rounds.run(plan, leaves, s.q, self._adam)
+        if elbos is None:
+            batches.order, batches.at = before[:2]
+            self.generator.set_state(before[2])
+            return None
+        s.step += len(plan)
+        return elbos
+
+    def _fused_step(
+        self, fused: FusedStep, part: Data, scale: float, rho: float, rate: float
+    ) -> float | None:
+        """The same in closed form; None, and nothing done, where a matrix needs more jitter."""
+        s = self.state
+        gradients = self.learning and s.step >= 5
+        leaves = Leaves(*(leaf.detach() for leaf in self._leaves))
+        found = fused.evaluate(leaves, s.q, part.X, part.y, scale * part.weight, gradients)
+        if bool(found.failed):
+            return None
+        elbo = float(found.bound - found.kl)
+        if not math.isfinite(elbo):
+            raise FloatingPointError("the ELBO is not finite")
+        fused.update(s.q, found, rho)
+        s.step += 1
+        if gradients:
+            for leaf, gradient in zip(self._leaves, found.gradients, strict=True):
+                leaf.grad = gradient
+            self._move(rate)
+        return elbo
+
     # --- some of the classes ------------------------------------------------------------------
 
     def _start_classes(self) -> None:
@@ -444,14 +554,16 @@ class Trainer:
         # Steps change q itself, and the q given belongs to whoever gave it.
         s.q = Posterior(s.q.h.clone(), s.q.P.clone())
         self._kl = torch.cat([class_kl(q) for q in self._all_moments()])
-        self._touched = torch.zeros(data.n_classes, device=data.y.device)
-        self._by_class = classes.RowsByClass(data.y, data.n_classes)
-        self._near = classes.near_classes(s.kernels[0], data.X, data.y, data.n_classes)
+        self._touched = torch.zeros(data.n_classes, device=s.Z.device)
+        y, weight = data.labels(0, data.n)
+        self._by_class = classes.RowsByClass(y, data.n_classes)
+        sample = data.sample()
+        self._near = classes.near_classes(s.kernels[0], sample.X, sample.y, data.n_classes)
         with torch.no_grad():
-            variance = float(s.kernels[0].diag(data.X[:_GAP_ROWS]).mean())
+            variance = float(s.kernels[0].diag(data.head(_GAP_ROWS).X).mean())
         assert isinstance(cfg.likelihood, LogisticSoftmax)
         total = cfg.likelihood.start_total(cfg.bound, s.mean.detach(), variance)
-        self._kept = classes.Multipliers(torch.full_like(data.weight, total))
+        self._kept = classes.Multipliers(torch.full_like(weight, total))
 
     def _all_moments(self) -> Iterator[Moments]:
         """q solved for its marginals, a few classes at a time."""
@@ -483,9 +595,10 @@ class Trainer:
             stands.batch * part.weight.unsqueeze(1),
             self._kept.total[rows],
         )
+        theirs = data.take(own_rows.flatten())
         own = classes.Rows(
-            own_features(b, data.X[own_rows]),
-            stands.own * data.weight[own_rows],
+            own_features(b, theirs.X.view(*own_rows.shape, -1)),
+            stands.own * theirs.weight.view(own_rows.shape),
             self._kept.total[own_rows],
         )
         found = classes.evaluate(
@@ -526,7 +639,7 @@ class Trainer:
     @torch.no_grad()
     def _class_gap(self) -> float:
         """How far the bound of a row lies below what the sum over all classes gives (C3)."""
-        s, cfg, part = self.state, self.settings, self.data.rows(0, _GAP_ROWS)
+        s, cfg, part = self.state, self.settings, self.data.head(_GAP_ROWS)
         assert isinstance(cfg.likelihood, LogisticSoftmax)
         f = features(basis(s.kernels, s.Z, cfg.jitter), part.X)
         total = torch.zeros_like(part.weight)
@@ -612,7 +725,7 @@ class Trainer:
         q = moments(self.state.q)
         stats = self._full_pass(q, False)
         elbo = float(stats.bound) - float(kl(q))
-        slack = 1e-9 if self.data.X.dtype == torch.float64 else 1e-6
+        slack = 1e-9 if self.state.Z.dtype == torch.float64 else 1e-6
         rho, first = 1.0, 0
         if loop is None:
             history.append(elbo)

@@ -143,11 +143,13 @@ def statistics(f: Features, sites: Sites, y: Tensor, weight: Tensor) -> svi.Stat
     return svi.statistics(f, Site(r, t, zero), zero.new_zeros(t.shape[1]), weight)
 
 
-def counts(y: Tensor, weight: Tensor, n_classes: int) -> Tensor:
-    """How many factors touch each class, (C,): one a rival's row, C − 1 a row of its own (E6)."""
-    own = torch.zeros(n_classes, dtype=torch.float64, device=y.device)
-    own.index_add_(0, y, weight.double())
-    return own.sum() + (n_classes - 2) * own
+def counts(mass: Tensor) -> Tensor:
+    """How many factors touch each class of these weights, (C,) (E6).
+
+    One a rival's row, C − 1 a row of its own.
+    """
+    own = mass.double()
+    return own.sum() + (len(own) - 2) * own
 
 
 def averaged_cavity(q: Posterior, n: Tensor) -> Posterior:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from conjugp.checkpoint import Journal
+from conjugp.data import Dataset
 from conjugp.inference.adam import Adam, RowAdam
 from conjugp.inference.classes import AVERAGE, Multipliers, draw_classes
 from conjugp.likelihoods.base import Likelihood
@@ -46,13 +47,13 @@ class Interrupted(KeyboardInterrupt):
 class MeanData(NamedTuple):
     """What the fit of the mean reads. Rows are in random order.
 
-    The rows are k(X, Z), whitened step by step with `L_inv`, or Aᵀ itself when `L_inv` is None.
+    The rows are k(X, Z), whitened step by step with `L_inv`, or Aᵀ itself when `L_inv` is None;
+    None where they come with every step.
     """
 
-    rows: Callable[[int, int], Tensor]  # (start, stop) -> (stop - start, M)
+    rows: Callable[[int, int], Tensor] | None  # (start, stop) -> (stop - start, M)
     L_inv: Tensor | None  # (M, M)
-    y: Tensor  # (N,)
-    weight: Tensor  # (N,)
+    data: Dataset  # labels and weights
     variance: Tensor | None  # (N, C) or, the same for all classes, (N, 1); None for zero
     near: Tensor | None = None  # (C, R), classes like each other, for class batches
 
@@ -77,35 +78,40 @@ def fit_mean(
     With `class_batch` a step sees the labels of its rows and so many other classes.
     """
     here = Mean(start.w.clone(), start.mean.clone())
-    n = len(data.y)
+    n = data.data.n
     starts = torch.arange(0, n, batch_size)
     # Not n over the rows of the batch: those of a short last one would count for more than others.
-    total = float(data.weight.sum())
+    total = data.data.total
     take = Step(here, data, likelihood, bound, learn_mean, len(starts) / total, 1 / total)
     if class_batch is not None and class_batch < len(here.mean):
         take = ClassStep(take, class_batch, generator)
     journal = journal or Journal()
     n_steps, done, first = n_epochs * len(starts), 0, 0
     order: list[int] = []  # batches that this epoch has left, last first
-    objective, values = 0.0, []
+    # Summed where it is computed, and looked at once an epoch: to look is to wait for a GPU.
+    objective, values = here.w.new_zeros((), dtype=torch.float64), []
     loop = journal.left_off()
     if loop is not None:
-        done, first, order, objective, values = loop["at"]
+        done, first, order, so_far, values = loop["at"]
+        objective.fill_(so_far)
         take.restore(loop["step"])
         generator.set_state(loop["generator"])
     try:
         for epoch in range(first, n_epochs):
             if not order:
                 order = starts[torch.randperm(len(starts), generator=generator)].flip(0).tolist()
-                objective = 0.0
+                objective.zero_()
             while order:
                 if journal.due():
-                    at, state = [done, epoch, order, objective, values], generator.get_state()
+                    at = [done, epoch, order, float(objective), values]
+                    state = generator.get_state()
                     journal.keep({"at": at, "step": take.state(), "generator": state})
                 i, left = order.pop(), 1 - done / n_steps
+                if order:
+                    data.data.expect(order[-1], min(order[-1] + batch_size, n))
                 objective += take(slice(i, min(i + batch_size, n)), learning_rate * left, left)
                 done += 1
-            values.append(objective - 0.5 * float(here.w.square().sum()))
+            values.append(float(objective) - 0.5 * float(here.w.square().sum()))
             if on_epoch is not None:
                 on_epoch(epoch, values[-1])
     except KeyboardInterrupt:
@@ -155,10 +161,11 @@ class Step:
         self.here.w.copy_(w)
         self.here.mean.copy_(mean)
 
-    def __call__(self, rows: slice, rate: float, left: float) -> float:
+    def __call__(self, rows: slice, rate: float, left: float) -> Tensor:
         """Move w and the prior mean; the batch's share of the bound before."""
+        assert self.data.rows is not None
         K, v = self.data.rows(rows.start, rows.stop), self.data.variance
-        return float(self.move(rows, K, None if v is None else v[rows], rate, left).value)
+        return self.move(rows, K, None if v is None else v[rows], rate, left).value
 
     def move(
         self,
@@ -171,10 +178,10 @@ class Step:
     ) -> Slopes:
         """The same for rows K and latent variances v, (B, C) or (B, 1)."""
         data, (w, mean) = self.data, self.here[:2]
-        weight = data.weight[rows]
+        y, weight = data.data.labels(rows.start, rows.stop)
         m = torch.addmm(mean, K, self.unwhitened(w).T)
         v = None if v is None else v.expand_as(m)
-        value, dm, dv = _bound(self.likelihood, self.bound, data.y[rows], m, v)
+        value, dm, dv = _bound(self.likelihood, self.bound, y, m, v)
         dm.mul_(weight.unsqueeze(1))
         dK = dm @ w if slopes else None
         dw = self.whitened(dm.T @ K).mul_(-self.scale).add_(w, alpha=self.shrink)
@@ -205,7 +212,7 @@ class ClassStep:
         total = self.likelihood.start_total(
             whole.bound, mean, 0.0 if v is None else float(v.mean())
         )
-        self.multipliers = Multipliers(torch.full_like(whole.data.weight, total))
+        self.multipliers = Multipliers(torch.full((whole.data.data.n,), total).to(w))
 
     def state(self) -> list[Any]:
         """Where it stands, for a checkpoint."""
@@ -225,7 +232,8 @@ class ClassStep:
         """How far the bound of a row lies below what all classes give, on average (C3)."""
         whole = self.whole
         data, (w, mean) = whole.data, whole.here[:2]
-        n = min(len(data.y), max(1, _GAP_PAIRS // len(mean)))
+        assert data.rows is not None
+        n = min(data.data.n, max(1, _GAP_PAIRS // len(mean)))
         m = torch.addmm(mean, data.rows(0, n), whole.unwhitened(w).T)
         if data.variance is None:
             bound, total = "tight", torch.sigmoid(m).sum(1)
@@ -235,15 +243,16 @@ class ClassStep:
         kept = self.multipliers.total[:n]
         return float(self.likelihood.shortfall(kept, total, bound, len(mean)).mean())
 
-    def __call__(self, rows: slice, rate: float, left: float) -> float:
+    def __call__(self, rows: slice, rate: float, left: float) -> Tensor:
         """Move the sampled rows of w and entries of the prior mean; an estimate of the bound.
 
         At first λ comes from the classes drawn: biased, but never far behind. Over the last
         quarter of the steps it comes more and more from earlier ones alone (C3).
         """
         data = self.whole.data
+        assert data.rows is not None
         K, v = data.rows(rows.start, rows.stop), data.variance
-        return float(self.move(rows, K, None if v is None else v[rows], rate, left).value)
+        return self.move(rows, K, None if v is None else v[rows], rate, left).value
 
     def move(
         self,
@@ -258,8 +267,8 @@ class ClassStep:
         gain = min(1.0, 4 * left)
         whole = self.whole
         data, (w, mean) = whole.data, whole.here[:2]
-        row_weight = data.weight[rows].unsqueeze(1)
-        y = data.y[rows]
+        y, weights = data.data.labels(rows.start, rows.stop)
+        row_weight = weights.unsqueeze(1)
         drawn = draw_classes(y, len(mean), self.n_others, self.generator, data.near)
         weight, w_here = drawn.weight.to(w), self.adam_w.look(drawn.index, rate)
         mean_here = self.adam_mean.look(drawn.index, _MEAN_RATE * rate)
@@ -277,7 +286,7 @@ class ClassStep:
         if whole.learn_mean:
             d_mean = dm.sum(0).mul_(-whole.scale)
             self.adam_mean.descend(d_mean, _MEAN_RATE * rate, weight)
-        value = part.value.to(data.weight) @ data.weight[rows]
+        value = part.value.to(weights) @ weights
         return Slopes(value, dK, part.dv.to(m.dtype) * row_weight, drawn.index, weight)
 
 

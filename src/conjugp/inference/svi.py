@@ -5,6 +5,8 @@ Full batch with rho = 1 is coordinate ascent (CAVI). The equation tags are those
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -56,12 +58,9 @@ def statistics(f: Features, site: Site, mean: Tensor, weight: Tensor) -> Statist
     return Statistics(r @ A.T, P, (site.bound * weight).sum())
 
 
-def add(parts: list[Statistics]) -> Statistics:
+def add(parts: Iterable[Statistics]) -> Statistics:
     """The statistics of several sets of rows together."""
-    total = parts[0]
-    for s in parts[1:]:
-        total = Statistics(total.h + s.h, total.P + s.P, total.bound + s.bound)
-    return total
+    return reduce(lambda a, b: Statistics(a.h + b.h, a.P + b.P, a.bound + b.bound), parts)
 
 
 def update(q: Posterior, s: Statistics, scale: float, rho: float) -> Posterior:
