@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import fields, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import joblib
@@ -324,29 +324,28 @@ def test_files_that_are_no_checkpoints(path):
 CRASH = replace(SCHEDULE, n_samples=1500)
 
 
-def work_until_killed(path: str) -> None:
+def work_until_killed(path: Path, progress: Connection) -> None:
     """A process of the test below: it writes a checkpoint after every few sweeps."""
     chains._STRETCH_SECONDS, chains._CHECKPOINT_SECONDS, chains._CHECKPOINT_SHARE = 0.002, 0.0, 0
-    sample_chains(target("sampled"), CRASH, None, lambda sweeps: print(sweeps, flush=True), path)
+    sample_chains(target("sampled"), CRASH, 1, progress.send, path)
 
 
 @pytest.mark.slow
 def test_killed_at_any_moment(path):
     """SIGKILL leaves a whole file, and the run goes on with the draws it would have made."""
-    rng, kills = np.random.default_rng(), 0
-    code = f"from test_chains import work_until_killed; work_until_killed({str(path)!r})"
-    here = str(Path(__file__).parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *sys.path])}
+    rng = np.random.default_rng()
+    fork = multiprocessing.get_context("fork")  # Torch is loaded already
     for _ in range(3):
-        command = [sys.executable, "-c", code]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
-            assert process.stdout is not None
-            for _ in range(4):
-                process.stdout.readline()
-            time.sleep(rng.uniform(0.0, 0.3))
-            process.kill()
-        kills += process.returncode == -signal.SIGKILL
-    assert kills == 3
+        progress, end = fork.Pipe(duplex=False)
+        process = fork.Process(target=work_until_killed, args=(path, end), daemon=True)
+        process.start()
+        for _ in range(4):
+            assert progress.poll(60)
+            progress.recv()
+        time.sleep(rng.uniform(0.0, 0.3))
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
     sweeps = files.read(path)[1]["sweeps"]
     assert 9 <= sweeps < CRASH.n_sweeps
     n = CRASH.kept(sweeps) + 20

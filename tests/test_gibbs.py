@@ -459,6 +459,11 @@ def test_a_singular_kernel_is_an_error():
         )
 
 
+def of_copies(values: np.ndarray) -> np.ndarray:
+    """The average of every copy, (sweeps x copies, F) -> (copies, F)."""
+    return values.reshape(-1, COPIES, values.shape[1]).mean(0)
+
+
 # --- the posterior by brute force ---------------------------------------------------------------
 
 
@@ -520,13 +525,13 @@ def test_posterior_moments(name, kind):
     for augmentation in AUGMENTATIONS:
         rng = np.random.default_rng(11)
         chain = start(problem.prior, problem.mean, data, rng)
-        total, n_warmup, n_sweeps = np.zeros((COPIES, len(expected))), 100, 2000
+        n_warmup, n_sweeps, kept = 100, 2000, []
         for i in range(n_warmup + n_sweeps):
             sweep(chain, problem.prior, problem.mean, data, augmentation, rng)
             if i >= n_warmup:
-                f = chain.f.reshape(problem.shape)
-                total += moments(f, log_likelihoods(problem, f, y))
-        found = total / n_sweeps
+                kept.append(chain.f.reshape(problem.shape))
+        f = np.concatenate(kept, 1)  # (C, sweeps x copies, n)
+        found = of_copies(moments(f, log_likelihoods(problem, f, y)))
         error = found.std(0, ddof=1) / np.sqrt(COPIES)
         assert error.max() < 0.04 and np.median(error) < 0.015
         z = z_scores(found, expected)
@@ -570,12 +575,12 @@ def test_joint_distribution(name, augmentation):
     lam = rng.standard_exponential((COPIES, len(problem.index)))
     lam /= expit(f[:, :, problem.index]).sum(0)
     chain = Chain(f.reshape(len(f), -1), np.empty(0), lam.ravel())
-    n_sweeps = 3000
-    total = np.zeros((COPIES, expected.shape[1]))
-    for _ in range(n_sweeps):
+    kept = []
+    for _ in range(3000):
         y = problem.labels(chain.f.reshape(problem.shape), rng)
         sweep(chain, problem.prior, problem.mean, problem.observations(y), augmentation, rng)
-        f, lam = chain.f.reshape(problem.shape), chain.lam.reshape(y.shape)
-        total += joint_functions(problem, f, y, lam)
-    z = z_scores(total / n_sweeps, expected)
+        kept.append((chain.f.reshape(problem.shape), y, chain.lam.reshape(y.shape)))
+    f, y, lam = zip(*kept, strict=True)
+    found = joint_functions(problem, np.concatenate(f, 1), np.concatenate(y), np.concatenate(lam))
+    z = z_scores(of_copies(found), expected)
     assert np.abs(z).max() < 4.5, np.round(z, 1)

@@ -12,7 +12,9 @@ from conjugp.likelihoods import LIKELIHOODS
     [
         GPClassifier(),
         GPClassifier(covariance="shared", max_epochs=5),
-        GPClassifier.paper(n_inducing=20, options=FitOptions(prediction="qmc", n_samples=64)),
+        GPClassifier.paper(
+            n_inducing=20, max_epochs=20, options=FitOptions(prediction="qmc", n_samples=64)
+        ),
         *(
             GPClassifier(likelihood=name, n_inducing=10, max_epochs=5, temperature=None)
             for name in LIKELIHOODS

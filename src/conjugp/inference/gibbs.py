@@ -65,12 +65,16 @@ class FullField:
 
     def draw(self, kappa: Array, omega: Array, rng: np.random.Generator) -> tuple[Array, Array]:
         # A draw of the prior, corrected by what it misses of the pseudo-observations kappa/omega.
+        # A call of NumPy costs as much as hundreds of numbers: few calls, and in place.
         at = omega.ravel().nonzero()[0]  # class after class
-        variance = 1 / omega.take(at)
-        g = rng.standard_normal(kappa.shape)
-        missed = kappa.take(at) * variance
+        precision = omega.take(at)
+        normal = rng.standard_normal(kappa.size + len(at))
+        g = normal[: kappa.size].reshape(kappa.shape)
+        missed = np.sqrt(precision) * normal[kappa.size :]
+        missed += kappa.take(at)
+        missed /= precision
         missed -= (g @ self.L.T).take(at)
-        missed += np.sqrt(variance) * rng.standard_normal(len(at))
+        variance = 1 / precision
         x = np.zeros(kappa.shape)
         first = 0
         for c in range(len(kappa)):
@@ -208,7 +212,9 @@ def log_likelihood(data: Observations, f: Array) -> Array:
 
 def draw_lambda(s: Array, rng: np.random.Generator) -> Array:
     """λ given s = σ(f) alone, the counts integrated out: Exponential(Σ_c s_c) (G1)."""
-    return rng.standard_exponential(s.shape[1]) / np.maximum(s.sum(axis=0), _TINY)
+    lam = rng.standard_exponential(s.shape[1])
+    lam /= np.add.reduce(s, axis=0, initial=_TINY)
+    return lam
 
 
 def draw_lambda_given_counts(n: Counts, rng: np.random.Generator) -> Array:
@@ -218,8 +224,9 @@ def draw_lambda_given_counts(n: Counts, rng: np.random.Generator) -> Array:
 
 def draw_counts(lam: Array, s: Array, rng: np.random.Generator) -> Counts:
     """n given λ and s = σ(f): Poisson(λ σ(-f)) (G3)."""
-    rate = lam * (1 - s)
-    if not rate.sum() < _MOST_SHAPE:
+    rate = 1 - s
+    rate *= lam
+    if not np.add.reduce(rate, axis=None) < _MOST_SHAPE:
         raise FloatingPointError(
             "at some rows the logistic functions of all classes vanish, and the augmentation "
             "needs counts beyond any bound: use a larger prior_mean or a smaller kernel variance"
@@ -230,10 +237,9 @@ def draw_counts(lam: Array, s: Array, rng: np.random.Generator) -> Counts:
 def draw_omega(shape: Array, f: Array, rng: np.random.Generator) -> Array:
     """ω given counts and f: PG(shape, f), 0 where the shape is 0; exact at whole shapes (G4)."""
     # A sum of exact PG(1, f) draws. The package's other methods are approximations: "alternate"
-    # has 5 % too much variance at f = 0. Unchecked, a shape of 0 gives NaN.
+    # has 5 % too much variance at f = 0. Unchecked, a shape of 0 gives NaN, which fmax passes over.
     omega = _polya_gamma(shape, f, method="devroye", disable_checks=True, random_state=rng)
-    omega[shape == 0] = 0.0
-    return omega
+    return np.fmax(omega, 0.0, out=omega)
 
 
 @dataclass
@@ -280,7 +286,11 @@ def sweep(
     n = draw_counts(chain.lam, s, rng)
     if augmentation == "paper":
         chain.lam = draw_lambda_given_counts(n, rng)
-    omega = data.at_inputs(draw_omega(data.one_hot + n, f, rng), prior.n_inputs)
-    kappa = data.at_inputs(0.5 * (data.one_hot - n), prior.n_inputs)
-    chain.g, r = prior.draw(kappa - omega * mean[:, None], omega, rng)
-    chain.f = mean[:, None] + r
+    shape = data.one_hot + n
+    omega = data.at_inputs(draw_omega(shape, f, rng), prior.n_inputs)
+    shape *= -0.5
+    shape += data.one_hot  # ½(y - n)
+    kappa = data.at_inputs(shape, prior.n_inputs)
+    column = mean[:, None]
+    chain.g, r = prior.draw(kappa - omega * column, omega, rng)
+    chain.f = column + r
