@@ -87,6 +87,8 @@ class FitOptions(BaseEstimator):
         callback: Callable[[Any], None] | None = None,
         checkpoint_every: float = 10.0,
         on_interrupt: str = "raise",
+        distributed: str | bool = "auto",
+        local_steps: int = 1,
     ) -> None:
         self.prediction = prediction
         self.n_samples = n_samples
@@ -106,6 +108,8 @@ class FitOptions(BaseEstimator):
         self.callback = callback
         self.checkpoint_every = checkpoint_every
         self.on_interrupt = on_interrupt
+        self.distributed = distributed
+        self.local_steps = local_steps
 
     def validate(self) -> None:
         """Raise ValueError for the first setting that is out of range, naming it."""
@@ -115,6 +119,9 @@ class FitOptions(BaseEstimator):
         one_of("options.search", self.search, (True, False))
         whole("options.n_samples", self.n_samples, 1)
         whole("options.chunk_size", self.chunk_size, 1)
+        whole("options.local_steps", self.local_steps, 1)
+        if self.distributed is not False:
+            one_of("options.distributed", self.distributed, ("auto", False))
         if self.n_covariance != "auto":
             whole("options.n_covariance", self.n_covariance, 1)
         if self.cache_mb != "auto":
