@@ -10,13 +10,18 @@ from hypothesis import strategies as st
 
 from conjugp import GPClassifier
 from conjugp.kernels import RBF, Linear, Matern32
-from conjugp.scaling import fit_scaling
+from conjugp.rows import Rows
+from conjugp.scaling import Scaling, fit_scaling
 from faces import decoupled, fixed, minibatch, toy
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 X, y = toy(60)
 cpu = torch.device("cpu")
+
+
+def scaled(X: np.ndarray, weight: np.ndarray, center: bool) -> Scaling:
+    return fit_scaling(Rows(X, np.zeros(len(X), np.int64), weight), center)
 
 
 # --- the scaling itself --------------------------------------------------------------------------
@@ -32,7 +37,7 @@ def test_working_units(seed, scale, offset, center):
     rng = np.random.default_rng(seed)
     A = scale * (rng.standard_normal((20, 3)) + offset)
     weight = rng.uniform(0.1, 3.0, 20)
-    scaling = fit_scaling(A, weight, center)
+    scaling = scaled(A, weight, center)
     out = scaling.apply(A, torch.float64, cpu)
     mean = weight @ out.numpy() / weight.sum()
     sd = np.sqrt(weight @ (out.numpy() - mean) ** 2 / weight.sum())
@@ -50,7 +55,7 @@ def test_constant_columns_keep_their_scale(value, dtype):
     if abs(value) > float(np.finfo(dtype).max):
         value = 1e30
     A = np.full((7, 1), value, dtype=dtype)
-    scaling = fit_scaling(A, np.linspace(0.1, 1, 7), True)
+    scaling = scaled(A, np.linspace(0.1, 1, 7), True)
     np.testing.assert_array_equal(scaling.scale, 1.0)
     out = scaling.apply(A, torch.float32, cpu)
     assert np.isfinite(out.numpy()).all()
@@ -58,8 +63,8 @@ def test_constant_columns_keep_their_scale(value, dtype):
 
 def test_weights_are_copies():
     copies = np.arange(60) % 4
-    weighted = fit_scaling(X, copies.astype(float), True)
-    repeated = fit_scaling(np.repeat(X, copies, 0), np.ones(copies.sum()), True)
+    weighted = scaled(X, copies.astype(float), True)
+    repeated = scaled(np.repeat(X, copies, 0), np.ones(copies.sum()), True)
     np.testing.assert_allclose(weighted.shift, repeated.shift, rtol=1e-12)
     np.testing.assert_allclose(weighted.scale, repeated.scale, rtol=1e-12)
 
@@ -67,20 +72,20 @@ def test_weights_are_copies():
 def test_the_digits_of_far_away_float64_survive():
     """The difference is taken before anything is rounded to float32."""
     A = 1e9 + np.arange(10.0)[:, None]
-    scaling = fit_scaling(A, np.ones(10), True)
+    scaling = scaled(A, np.ones(10), True)
     out = scaling.apply(A, torch.float32, cpu)
     np.testing.assert_allclose(np.diff(out[:, 0]), 1 / scaling.scale[0], rtol=1e-5)
 
 
 def test_overflow():
-    scaling = fit_scaling(X, np.ones(60), True)
+    scaling = scaled(X, np.ones(60), True)
     with pytest.raises(ValueError, match="X overflows"):
         scaling.apply(np.array([[1e30, 0.0]]), torch.float32, cpu)
     scaling.apply(np.array([[1e30, 0.0]]), torch.float64, cpu)
     with pytest.raises(ValueError, match="X overflows"):
         scaling.apply(np.array([[0.0, -1e200]]), torch.float64, cpu)
     with pytest.raises(ValueError, match="X overflows"):
-        fit_scaling(np.array([[1e308], [-1e308]]), np.ones(2), True)
+        scaled(np.array([[1e308], [-1e308]]), np.ones(2), True)
 
 
 # --- predictions do not depend on units ----------------------------------------------------------

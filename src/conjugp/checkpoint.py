@@ -23,7 +23,6 @@ import torch
 
 from conjugp import files
 from conjugp.codec import Decoder, Encoder
-from conjugp.rows import Rows, row_hash
 
 T = TypeVar("T")
 
@@ -207,13 +206,11 @@ def fingerprint(values: dict[str, Any]) -> dict[str, Any]:
     return {name: [_digest(value), _short(value)] for name, value in values.items()}
 
 
-def data_fingerprint(rows: Rows, classes: np.ndarray) -> dict[str, Any]:
-    """Digests of what a fit is made to; the order of the rows is no part of it."""
-    no_labels = np.sort(row_hash(rows.X))
-    whole = [np.ascontiguousarray(rows.X), rows.y, rows.weight]
-    size, labelled = rows.X.shape, np.sort(row_hash(rows.X, rows.y))
-    values = (size[1], size[0], classes, [no_labels, str(rows.X.dtype)], labelled, whole)
-    return fingerprint(dict(zip(_DATA, values, strict=True)))
+def data_fingerprint(
+    size: tuple[int, int], digests: dict[str, str], classes: np.ndarray
+) -> dict[str, Any]:
+    """Of what a fit is made to: features and rows, their digests, and the classes."""
+    return fingerprint(dict(zip(_DATA, (*size, classes, *digests.values()), strict=True)))
 
 
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -127,6 +127,25 @@ def check_rows(clf: Any, X: Any, y: Any, reset: bool) -> tuple[NDArray[np.floati
     return out if isinstance(out, tuple) else (out, None)
 
 
+def check_labels(y: Any) -> NDArray[Any]:
+    """Labels of one kind, (n,)."""
+    try:
+        check_classification_targets(y)
+    except ValueError as error:
+        raise ValueError(f"y: {error}") from error
+    except TypeError as error:
+        raise ValueError(f"y must hold labels of one kind, and none missing ({error})") from error
+    return column_or_1d(y, warn=True)
+
+
+def check_classes(found: NDArray[Any]) -> None:
+    """Raise unless there are at least two."""
+    if len(found) < 2:
+        raise ValueError(
+            f"y must hold at least 2 classes with positive weight, got one class: {found.tolist()}"
+        )
+
+
 def check_weight(sample_weight: ArrayLike | None, X: NDArray[Any]) -> NDArray[np.float64]:
     """Non-negative, finite weights of the rows, (n,)."""
     try:
@@ -147,13 +166,7 @@ def check_training_data(
 ) -> tuple[Rows, NDArray[Any]]:
     """Checked, weighted, merged rows, and the classes."""
     X_, y_ = check_rows(clf, X, y, reset)
-    try:
-        check_classification_targets(y_)
-    except ValueError as error:
-        raise ValueError(f"y: {error}") from error
-    except TypeError as error:
-        raise ValueError(f"y must hold labels of one kind, and none missing ({error})") from error
-    y_ = column_or_1d(y_, warn=True)
+    y_ = check_labels(y_)
     weight = check_weight(sample_weight, X_)
     positive = weight > 0
     if not positive.any():
@@ -161,42 +174,34 @@ def check_training_data(
     found = np.unique(y_[positive])
     if classes is None:
         classes = found
-        if len(classes) < 2:
-            raise ValueError(
-                "y must hold at least 2 classes with positive weight, got one class: "
-                f"{classes.tolist()}"
-            )
+        check_classes(classes)
     unseen = np.setdiff1d(found, classes)
     if len(unseen):
         raise ValueError(f"y holds labels that are not in classes: {unseen.tolist()}")
     if not positive.all():
         X_, y_, weight = X_[positive], y_[positive], weight[positive]
     labels = np.searchsorted(classes, y_)
-    weight = weight * _class_factor(getattr(clf, "class_weight", None), classes, y_, labels, weight)
+    mass = np.bincount(labels, weights=weight, minlength=len(classes))
+    weight = weight * class_factors(getattr(clf, "class_weight", None), classes, mass)[labels]
     rows = canonical(X_, labels, weight)
     if not len(rows.X):
         raise ValueError("class_weight and sample_weight leave no row with any weight")
     return rows, classes
 
 
-def _class_factor(
-    class_weight: Any,
-    classes: NDArray[Any],
-    y: NDArray[Any],
-    labels: NDArray[Any],
-    weight: NDArray[Any],
+def class_factors(
+    class_weight: Any, classes: NDArray[Any], mass: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The factor of every row."""
+    """What multiplies the weights of every class, (C,), which come to `mass` (C,) without it."""
     if class_weight is None:
-        return np.ones(len(y))
+        return np.ones(len(classes))
     if isinstance(class_weight, str) and class_weight == "balanced":
-        mass = np.bincount(labels, weights=weight, minlength=len(classes))
         factor = mass.sum() / (len(classes) * np.maximum(mass, np.finfo(float).tiny))
     else:
         try:
-            factor = compute_class_weight(class_weight, classes=classes, y=y)
+            factor = compute_class_weight(class_weight, classes=classes, y=classes)
         except (TypeError, ValueError) as error:
             raise ValueError(f"class_weight: {error}") from error
     if not np.all(np.isfinite(factor)) or np.any(factor < 0):
         raise ValueError("class_weight must be non-negative and finite")
-    return np.asarray(factor, dtype=np.float64)[labels]
+    return np.asarray(factor, dtype=np.float64)

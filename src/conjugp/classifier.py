@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_random_state
+from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
@@ -27,7 +27,7 @@ from conjugp.checks import (
     check_weight,
 )
 from conjugp.covariance import NONE
-from conjugp.data import Data
+from conjugp.data import Data, Dataset
 from conjugp.ep_training import EPTrainer
 from conjugp.face import Predictive, ProbabilisticClassifier, entropy
 from conjugp.files import check_path
@@ -39,12 +39,15 @@ from conjugp.options import FitOptions, whole
 from conjugp.plan import COUPLED_INDUCING, make_plan, start_mean
 from conjugp.prediction import apply_temperature, predict_proba
 from conjugp.progress import ProgressBar
+from conjugp.reading import MEMORY_BYTES, read
 from conjugp.resuming import open_journal
 from conjugp.rows import Rows
 from conjugp.saving import Saveable
 from conjugp.scaling import Scaling, fit_scaling
+from conjugp.sources import Batch, array_batches, batches
+from conjugp.spool import Store, spooled
 from conjugp.stream import Stream
-from conjugp.training import Trainer
+from conjugp.training import Progress, Trainer
 
 _ROWS = 2**15  # rows that are scaled at a time
 
@@ -261,7 +264,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features)
-            Training data, in any units.
+            Training data, in any units. A large NumPy memmap stays on disk.
         y : array-like of shape (n_samples,)
             Class labels.
         sample_weight : array-like of shape (n_samples,) or None, default=None
@@ -277,28 +280,92 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         self : GPClassifier
             The fitted classifier.
         """
+        if isinstance(X, np.memmap) and X.nbytes > MEMORY_BYTES and X.ndim == 2:
+            y_, weight = column_or_1d(y, warn=True), sample_weight
+            weight = None if weight is None else check_weight(weight, np.empty((len(X), 0)))
+            check_consistent_length(X, y_, weight)
+            return self._fit(checkpoint, lambda bar: self._read(array_batches(X, y_, weight), bar))
+        return self._fit(checkpoint, lambda _: check_training_data(self, X, y, sample_weight))
+
+    def fit_stream(
+        self,
+        source: Any,
+        classes: ArrayLike | None = None,
+        *,
+        target: str | None = None,
+        sample_weight: str | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+    ) -> GPClassifier:
+        """Fit the model to rows that need not fit in memory.
+
+        The source is read once. Rows that take more than 256 MB go to a temporary file, put in
+        random order on the way, so that sorted sources do no harm; memory does not grow with
+        their number. The result is that of ``fit`` on the same rows, whatever their order.
+
+        Parameters
+        ----------
+        source : path, torch Dataset or DataLoader, or iterable
+            A Parquet file or a folder of them, with the label in column `target`; or batches
+            ``(X, y)`` or ``(X, y, sample_weight)``, or DataFrames if `target` is given.
+        classes : array-like of shape (n_classes,) or None, default=None
+            All labels, if there are some that the source may not have; ``None`` takes those that
+            it has.
+        target : str or None, default=None
+            Name of the column of labels.
+        sample_weight : str or None, default=None
+            Name of the column of weights, if there is one.
+        checkpoint : path or None, default=None
+            As in `fit`. The source is read again when the fit goes on.
+
+        Returns
+        -------
+        self : GPClassifier
+            The fitted classifier.
+        """
+        known = None if classes is None else np.unique(column_or_1d(classes))
+        if known is not None and len(known) < 2:
+            raise ValueError("classes must hold at least 2 classes, got one class")
+        found = batches(source, target, sample_weight)
+        return self._fit(checkpoint, lambda bar: self._read(found, bar, known))
+
+    def _read(
+        self, found: Iterator[Batch], bar: ProgressBar, classes: NDArray[Any] | None = None
+    ) -> tuple[Rows | Store, NDArray[Any]]:
+        """Rows in batches, in memory or on disk."""
+
+        def report(n: int) -> None:
+            bar(Progress("reading", 0, 0, n, "rows"))
+
+        return read(self, found, classes, (self.options or FitOptions()).spool, report)
+
+    def _fit(
+        self,
+        checkpoint: str | os.PathLike[str] | None,
+        load: Callable[[ProgressBar], tuple[Rows | Store, NDArray[Any]]],
+    ) -> GPClassifier:
+        """Fit to checked rows, wherever they are."""
         likelihood, bound, options = check_parameters(self)
         if checkpoint is not None:
             check_path("checkpoint", checkpoint)
         stopped: KeyboardInterrupt | None = None
-        with unchanged_on_error(self):
-            rows, classes = check_training_data(self, X, y, sample_weight)
-            device = check_device(self.device, len(rows.X))
-            double = self.dtype == "float64" or len(rows.X) <= SMALL_ROWS
+        bar = ProgressBar(options.callback, self.verbose)
+        with unchanged_on_error(self), bar:
+            rows, classes = load(bar)
+            device = check_device(self.device, rows.n)
+            double = self.dtype == "float64" or rows.n <= SMALL_ROWS
             dtype = torch.float64 if double else torch.float32
 
             warm = getattr(self, "_fitted", None) if self.warm_start else None
             if warm is not None:
                 same = np.array_equal(classes, self.classes_) and warm.state is not None
-                warm = warm if same and rows.X.shape[1] == self._scaling.shift.size else None
+                warm = warm if same and self.n_features_in_ == self._scaling.shift.size else None
             center = self.kernel is None or self.kernel.stationary
-            scaling = self._scaling if warm else fit_scaling(rows.X, rows.weight, center)
-            data = _working(rows, scaling, len(classes), dtype, device)
+            scaling = self._scaling if warm else fit_scaling(rows, center)
+            data = _dataset(rows, scaling, len(classes), dtype, device)
             kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
             journal = open_journal(self, checkpoint, rows, classes, data, warm, self._seed())
             plan = make_plan(self, data, scaling, likelihood, bound, options, journal.seed)
             mean = start_mean(self.prior_mean, data, likelihood)
-            bar = ProgressBar(options.callback, self.verbose)
             fitter = Fitter(plan, kernel, data, mean, scaling, bar, journal)
             start = warm.state if warm else None
             try:
@@ -312,8 +379,6 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 if saved is None:
                     raise
                 fitted, scaling = saved, fitter.scaling
-            finally:
-                bar.close()
         self._keep(fitted, scaling, classes)
         self.__dict__.pop("_stream", None)
         if stopped is not None:
@@ -325,7 +390,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 f"the fit stopped after max_epochs={self.max_epochs} passes before its objective "
                 "became flat; raise max_epochs or tol",
                 ConvergenceWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         return self
 
@@ -376,7 +441,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 scaling = self._scaling
             else:
                 center = self.kernel is None or self.kernel.stationary
-                scaling = fit_scaling(rows.X, rows.weight, center)
+                scaling = fit_scaling(rows, center)
             stream, goes_on = getattr(self, "_stream", None), True
             if stream is None:
                 limit = COUPLED_INDUCING if self.n_inducing in ("auto", None) else self.n_inducing
@@ -590,6 +655,20 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
 def seed_of(random_state: int | np.random.RandomState | None) -> int:
     """A seed for torch from scikit-learn's kind of random state."""
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
+
+
+def _dataset(
+    rows: Rows | Store,
+    scaling: Scaling,
+    n_classes: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Dataset:
+    """Rows in working units, wherever they are."""
+    if isinstance(rows, Rows):
+        return _working(rows, scaling, n_classes, dtype, device)
+    like = torch.empty(0, rows.n_features, dtype=dtype, device=device)
+    return spooled(rows, scaling, n_classes, like)
 
 
 def _working(

@@ -69,10 +69,6 @@ class Dataset(Protocol):
         """Rows by their positions."""
         ...
 
-    def until(self, stop: int) -> Dataset:
-        """The rows before a position, still unread."""
-        ...
-
     def head(self, n: int) -> Data:
         """The first n rows."""
         ...
@@ -142,10 +138,6 @@ class Data(NamedTuple):
     def take(self, index: slice | Tensor) -> Data:
         """Some of the rows, by their positions."""
         return Data(self.X[index], self.y[index], self.weight[index], self.n_classes)
-
-    def until(self, stop: int) -> Data:
-        """The rows before a position."""
-        return self.rows(0, stop)
 
     def head(self, n: int) -> Data:
         """The first n rows."""

@@ -321,7 +321,7 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         if len(given) not in (1, C):
             raise ValueError(f"kernel must be one kernel or {C}, one per class; got {len(given)}")
         center = all(k is None or k.stationary for k in given)
-        scaling = fit_scaling(rows.X, rows.weight, center)
+        scaling = fit_scaling(rows, center)
         work = scaling.apply(rows.X, torch.float64, torch.device("cpu"))
         data = Data(work, torch.as_tensor(rows.y), torch.as_tensor(rows.weight), C)
         mean = start_mean(self.prior_mean, data).numpy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
@@ -56,6 +57,9 @@ class FitOptions(BaseEstimator):
         Rows worked on at a time in full passes.
     cache_mb : int or "auto", default="auto"
         Megabytes that kernel values may take between epochs; ``"auto"`` is 40 % of what is free.
+    spool : path or None, default=None
+        Folder for the temporary file of rows that do not fit in memory; ``None`` is the system's
+        folder for such files.
     callback : callable or None, default=None
         Called with a `Progress` after every epoch or round of steps.
     checkpoint_every : float, default=10.0
@@ -84,6 +88,7 @@ class FitOptions(BaseEstimator):
         jitter: float | None = None,
         chunk_size: int = 4096,
         cache_mb: int | str = "auto",
+        spool: str | os.PathLike[str] | None = None,
         callback: Callable[[Any], None] | None = None,
         checkpoint_every: float = 10.0,
         on_interrupt: str = "raise",
@@ -105,6 +110,7 @@ class FitOptions(BaseEstimator):
         self.jitter = jitter
         self.chunk_size = chunk_size
         self.cache_mb = cache_mb
+        self.spool = spool
         self.callback = callback
         self.checkpoint_every = checkpoint_every
         self.on_interrupt = on_interrupt
@@ -126,6 +132,8 @@ class FitOptions(BaseEstimator):
             whole("options.n_covariance", self.n_covariance, 1)
         if self.cache_mb != "auto":
             whole("options.cache_mb", self.cache_mb, 0)
+        if self.spool is not None and not os.path.isdir(self.spool):
+            raise ValueError(f"options.spool must be a folder that exists; got {self.spool!r}")
         if self.initial_variance is not None:
             number("options.initial_variance", self.initial_variance, 0, exclusive=True)
         number("options.mean_variance", self.mean_variance, 0, exclusive=True)

@@ -9,7 +9,12 @@ from tqdm.auto import tqdm
 
 from conjugp.training import Progress
 
-_TITLES = {"kernel": "learning the kernel", "search": "trying kernels"}
+_TITLES = {
+    "reading": "reading rows",
+    "kernel": "learning the kernel",
+    "search": "trying kernels",
+}
+_UNITS = {"reading": "batch", "search": "kernel"}
 
 
 class ProgressBar:
@@ -29,12 +34,18 @@ class ProgressBar:
             self.close()
             self._stage = p.stage
             total = round(p.n_epochs, 2) or None
-            title, unit = _TITLES.get(p.stage, p.stage), "epoch" if p.n_epochs else "kernel"
+            title, unit = _TITLES.get(p.stage, p.stage), _UNITS.get(p.stage, "epoch")
             self._bar = tqdm(total=total, desc=title, unit=unit)
         # The last round of steps may go a little further than was planned.
         end = self._bar.total or p.epoch
         self._bar.update(min(p.epoch, end) - self._bar.n if p.n_epochs else 1)
         self._bar.set_postfix_str(f"{p.measure} {p.value:.6g}")
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """End the bar that is open."""

@@ -25,19 +25,20 @@ from conjugp.options import FitOptions
 from conjugp.posterior import Posterior
 from conjugp.rows import Rows
 from conjugp.scaling import Scaling
+from conjugp.spool import Store
 from conjugp.training import Result, State
 
 # What the working state of a fit is made of.
 _CLASSES = (State, Posterior, Result, Mean, Sites, Fitted, Model, Covariance, Calibration, Scaling)
 # Parameters that do not change the result, and those whose effect is marked by itself.
 _UNMARKED = {"verbose", "device", "dtype", "options", "warm_start", "class_weight"}
-_UNMARKED_OPTIONS = {"callback", "on_interrupt", "checkpoint_every", "cache_mb"}
+_UNMARKED_OPTIONS = {"callback", "on_interrupt", "checkpoint_every", "cache_mb", "spool"}
 
 
 def open_journal(
     clf: Any,
     path: str | os.PathLike[str] | None,
-    rows: Rows,
+    rows: Rows | Store,
     classes: NDArray[Any],
     data: Dataset,
     warm: Fitted | None,
@@ -66,5 +67,6 @@ def open_journal(
     }
     own = classes_of([clf.kernel, get_likelihood(clf.likelihood)])
     known = {*_CLASSES, *KERNELS, *LIKELIHOODS.values(), *own}
-    mark = data_fingerprint(rows, classes) | fingerprint(values)
+    size = (clf.n_features_in_, rows.n)
+    mark = data_fingerprint(size, rows.digests, classes) | fingerprint(values)
     return Journal(path, mark, seed, options.checkpoint_every, known)

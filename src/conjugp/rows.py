@@ -8,6 +8,7 @@ rows is a random sample of them: batches and hold-outs need no copies.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -27,6 +28,16 @@ class Rows(NamedTuple):
     def n(self) -> int:
         """The number of rows."""
         return len(self.y)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """What tells these rows from others, column by column."""
+        found = {}
+        for name, column in self._asdict().items():
+            digest = hashlib.sha256(str(column.dtype).encode())
+            digest.update(np.ascontiguousarray(column).data)
+            found[name] = digest.hexdigest()
+        return found
 
     def chunks(self, size: int) -> Iterator[Rows]:
         """All rows, in order, so many at a time."""

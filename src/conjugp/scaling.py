@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from conjugp.rows import Rows
+
+_ROWS = 2**14  # rows worked on at a time
+
+
+class Chunked(Protocol):
+    """Rows that can be gone through."""
+
+    def chunks(self, size: int) -> Iterator[Rows]:
+        """All rows, in order, so many at a time."""
+        ...
 
 
 class Scaling(NamedTuple):
@@ -38,19 +51,24 @@ class Scaling(NamedTuple):
         return X.detach().cpu().double().numpy() * self.scale + self.shift
 
 
-def fit_scaling(X: np.ndarray, weight: np.ndarray, center: bool) -> Scaling:
+def fit_scaling(rows: Chunked, center: bool) -> Scaling:
     """Weighted mean and standard deviation of every feature; 1 for a constant one.
 
     Without `center` the origin stays where the user put it, as a linear kernel needs.
     """
-    total = weight.sum()
+    total, eps, mean = 0.0, 0.0, np.zeros(1)
     with np.errstate(over="ignore", invalid="ignore"):
-        mean = np.einsum("i,ij->j", weight / total, X, dtype=np.float64)
+        for X, _, weight in rows.chunks(_ROWS):
+            here = weight.sum()
+            total += here
+            # A running mean: sums of large values could overflow.
+            part = np.einsum("i,ij->j", weight / here, X, dtype=np.float64)
+            mean = mean + (part - mean) * (here / total)
+            eps = np.finfo(X.dtype).eps
         sd = np.zeros_like(mean)
-        step = max(1, (1 << 22) // X.shape[1])
-        for i in range(0, len(X), step):
-            d = X[i : i + step] - mean
-            sd += np.einsum("i,ij,ij->j", weight[i : i + step] / total, d, d)
+        for X, _, weight in rows.chunks(_ROWS):
+            d = X - mean
+            sd += np.einsum("i,ij,ij->j", weight / total, d, d)
         sd = np.sqrt(sd)
     if not (np.isfinite(mean).all() and np.isfinite(sd).all()):
         raise ValueError(
@@ -58,5 +76,5 @@ def fit_scaling(X: np.ndarray, weight: np.ndarray, center: bool) -> Scaling:
             "near the largest floating-point number"
         )
     # Rounding of the mean leaves a spread of this size in a constant column.
-    constant = sd <= 8 * np.finfo(X.dtype).eps * np.abs(mean) + np.finfo(np.float64).tiny
+    constant = sd <= 8 * eps * np.abs(mean) + np.finfo(np.float64).tiny
     return Scaling(mean if center else np.zeros_like(mean), np.where(constant, 1.0, sd))
