@@ -19,9 +19,12 @@ T = TypeVar("T")
 class Group:
     """All ranks of the default process group; alone, every operation costs nothing."""
 
-    def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, backends: str = "") -> None:
         self.rank, self.size = rank, size
-        self.device = device or torch.device("cpu")  # where the back end wants its tensors
+        self.on_gpus = "nccl" in backends
+        # Where tensors have to be; NCCL alone knows GPUs only.
+        on_cpu = size == 1 or not self.on_gpus or "gloo" in backends
+        self.device = torch.device("cpu") if on_cpu else own_gpu()
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors, in place, by their sums over ranks: one message for each precision."""
@@ -31,7 +34,9 @@ class Group:
 
         for dtype in dict.fromkeys(t.dtype for t in tensors):
             some = [t for t in tensors if t.dtype == dtype]
-            flat = torch.cat([t.detach().reshape(-1) for t in some]).to(self.device)
+            flat = torch.cat([t.detach().reshape(-1) for t in some])
+            if not (self.on_gpus and flat.is_cuda):
+                flat = flat.to(self.device)
             self._call(lambda flat=flat: distributed.all_reduce(flat))
             for t, part in zip(some, flat.split([t.numel() for t in some]), strict=True):
                 t.detach().copy_(part.view_as(t))
@@ -100,7 +105,8 @@ def current() -> Group:
     size = distributed.get_world_size()
     if size == 1:
         return ALONE
-    return Group(distributed.get_rank(), size, _device())
+    backends = str(distributed.get_backend_config())  # such as "cpu:gloo,cuda:nccl"
+    return Group(distributed.get_rank(), size, backends)
 
 
 def own_gpu() -> torch.device:
@@ -109,12 +115,3 @@ def own_gpu() -> torch.device:
 
     rank = int(os.environ.get("LOCAL_RANK", distributed.get_rank()))
     return torch.device("cuda", rank % max(1, torch.cuda.device_count()))
-
-
-def _device() -> torch.device:
-    """Memory that collectives can work on: a GPU's where the back end knows no other."""
-    from torch import distributed
-
-    config = str(distributed.get_backend_config())  # such as "cpu:gloo,cuda:nccl"
-    on_cpu = "gloo" in config or "mpi" in config
-    return torch.device("cpu") if on_cpu else own_gpu()

@@ -69,6 +69,17 @@ def check_parameters_agree(clf: Any, group: Group, has_checkpoint: bool) -> None
                 )
 
 
+def check_distributed(clf: Any) -> None:
+    """Raise for what one process can do and a group cannot."""
+    advice = "in a process group; options=FitOptions(distributed=False) fits on this rank alone"
+    if clf.inference == "ep":
+        raise ValueError(f"inference='ep' does not work {advice}")
+    if clf.class_batch is not None and clf.class_batch != "auto":
+        raise ValueError(f"class_batch={clf.class_batch!r} does not work {advice}")
+    if (clf.options or FitOptions()).mean_training == "elbo":
+        raise ValueError(f"options.mean_training='elbo' does not work {advice}")
+
+
 def check_shards(
     clf: Any, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, group: Group
 ) -> tuple[JointRows, NDArray[Any]]:
@@ -86,9 +97,7 @@ def check_shards(
     first, (width, _, kind, _), names = some[0]
     for rank, (other, _, its_kind, _), its_names in some:
         if other != width:
-            raise ValueError(
-                f"X has {width} features on rank {first} and {other} on rank {rank}"
-            )
+            raise ValueError(f"X has {width} features on rank {first} and {other} on rank {rank}")
         if its_names != names:
             raise ValueError(f"X has other column names on rank {rank} than on rank {first}")
         if its_kind != kind:

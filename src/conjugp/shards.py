@@ -68,7 +68,7 @@ class Shards:
             raise TypeError("rows on several ranks are taken by stretches")
         return self.rows(index.start or 0, index.stop)
 
-    def until(self, stop: int) -> Shards:
+    def _until(self, stop: int) -> Shards:
         """The rows before a position."""
         _, at = self._stretch(0, stop)
         return Shards(self.local.rows(0, at), self.keys[:at], self.group, self._cuts)
@@ -103,7 +103,7 @@ class Shards:
         keys[len(order) - len(held) :] += 1 << _BITS
         data = Shards(self.local.take(order), keys, self.group)
         n = self.n - int(given.sum())
-        train = data.until(n)
+        train = data._until(n)
         return train, data._gathered(slice(*data._stretch(n, None))), data
 
     def shifted(self, origin: Tensor) -> Shards:
