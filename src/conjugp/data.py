@@ -112,7 +112,8 @@ class Data(NamedTuple):
     @property
     def mass(self) -> Tensor:
         """The weight of every class, (C,)."""
-        return torch.bincount(self.y, self.weight.double(), self.n_classes)
+        # Of no rows it would be whole numbers.
+        return torch.bincount(self.y, self.weight.double(), self.n_classes).double()
 
     @property
     def total(self) -> float:
