@@ -198,7 +198,7 @@ def check_training_data(
 
 
 def class_factors(
-    class_weight: Any, classes: NDArray[Any], mass: NDArray[np.float64]
+    class_weight: Any, classes: NDArray[Any], mass: NDArray[Any]
 ) -> NDArray[np.float64]:
     """What multiplies the weights of every class, (C,), which come to `mass` (C,) without it."""
     if class_weight is None:

@@ -380,7 +380,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             warm = getattr(self, "_fitted", None) if self.warm_start else None
             if warm is not None:
                 same = np.array_equal(classes, self.classes_) and warm.state is not None
-                warm = warm if same and self.n_features_in_ == self._scaling.shift.size else None
+                warm = warm if same and rows.n_features == self._scaling.shift.size else None
             center = self.kernel is None or self.kernel.stationary
             scaling = self._scaling if warm else fit_scaling(rows, center, group)
             data = _dataset(rows, scaling, len(classes), dtype, device)

@@ -27,6 +27,11 @@ class JointRows(NamedTuple):
     n: int
 
     @property
+    def n_features(self) -> int:
+        """The number of columns of X."""
+        return self.here.X.shape[1]
+
+    @property
     def digests(self) -> dict[str, str]:
         """What tells these rows from others, however they are dealt to ranks."""
         X, y, weight = self.here

@@ -74,7 +74,7 @@ def open_journal(
     }
     own = classes_of([clf.kernel, get_likelihood(clf.likelihood)])
     known = {*_CLASSES, *KERNELS, *LIKELIHOODS.values(), *own}
-    size = (clf.n_features_in_, rows.n)
+    size = (rows.n_features, rows.n)
     mark = data_fingerprint(size, rows.digests, classes) | fingerprint(values)
     if group.size == 1:
         return Journal(path, mark, seed, options.checkpoint_every, known)

@@ -30,6 +30,11 @@ class Rows(NamedTuple):
         return len(self.y)
 
     @property
+    def n_features(self) -> int:
+        """D."""
+        return self.X.shape[1]
+
+    @property
     def digests(self) -> dict[str, str]:
         """What tells these rows from others, column by column."""
         found = {}
