@@ -7,13 +7,19 @@ becomes an error on the others.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 T = TypeVar("T")
+
+_KEY = "conjugp/store"
 
 
 class Group:
@@ -115,3 +121,64 @@ def own_gpu() -> torch.device:
 
     rank = int(os.environ.get("LOCAL_RANK", distributed.get_rank()))
     return torch.device("cuda", rank % max(1, torch.cuda.device_count()))
+
+
+@contextmanager
+def joined(timeout: float = 300.0) -> Iterator[Group]:
+    """The process group that torchrun, or another launcher, has started this process for.
+
+    Made on entry and destroyed on exit: over NCCL where every process of the machine has a GPU,
+    with gloo beside it. `timeout` is that of every message, in seconds. Without a launcher, or for
+    one process, it is this process alone.
+
+    torchrun keeps one key-value store for all restarts, in which ranks would find the addresses of
+    those before them; so every start of rank 0 opens a store of its own.
+    """
+    from torch import distributed
+
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
+        yield ALONE
+        return
+    enough = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    gpus = torch.cuda.is_available() and distributed.is_nccl_available() and enough
+    backends, limit = "cpu:gloo,cuda:nccl" if gpus else "gloo", timedelta(seconds=timeout)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store = _fresh_store(rank, timeout)
+        distributed.init_process_group(
+            backends, store=store, rank=rank, world_size=size, timeout=limit
+        )
+    else:
+        distributed.init_process_group(backends, timeout=limit)
+    try:
+        yield current()
+    finally:
+        distributed.destroy_process_group()
+
+
+def _fresh_store(rank: int, timeout: float) -> Any:
+    """A store that rank 0 has just opened, found by way of torchrun's."""
+    from torch.distributed import TCPStore
+
+    limit, address = timedelta(seconds=timeout), os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
+    common = TCPStore(address, port, is_master=False, timeout=limit)
+    if rank == 0:
+        with socket.create_connection((address, port), timeout) as connection:
+            here = connection.getsockname()[0]  # where others can reach this machine
+        store = TCPStore(here, 0, is_master=True, wait_for_workers=False, timeout=limit)
+        common.set(_KEY, f"{here} {store.port}")
+        return store
+    ends = time.monotonic() + timeout
+    while True:
+        where, found = common.get(_KEY).decode().split()
+        try:
+            # An address that an earlier rank 0 has left answers no more.
+            socket.create_connection((where, int(found)), 5).close()
+            return TCPStore(where, int(found), is_master=False, timeout=limit)
+        except OSError as error:
+            if time.monotonic() > ends:
+                raise RuntimeError(
+                    f"rank {rank} could not reach rank 0 within {timeout:g} s ({error})"
+                ) from error
+            time.sleep(0.1)
