@@ -39,12 +39,12 @@ def worker(kind: str, folder: Path) -> None:
     warnings.simplefilter("ignore")
     again = os.environ["TORCHELASTIC_RESTART_COUNT"]
     rng = np.random.default_rng(0)
-    y = rng.integers(0, 4, 1500)
-    X = rng.normal(size=(1500, 4)) + 1.5 * np.eye(4)[y]
-    options = FitOptions(checkpoint_every=0.05)
-    how: dict[str, Any] = {"n_inducing": 40, "batch_size": 128, "max_epochs": 40, "tol": 0.0}
+    y = rng.integers(0, 4, 1100)
+    X = rng.normal(size=(1100, 4)) + 1.5 * np.eye(4)[y]
+    options = FitOptions(checkpoint_every=0.05, search=kind != "decoupled")
+    how: dict[str, Any] = {"n_inducing": 30, "batch_size": 128, "max_epochs": 30, "tol": 0.0}
     if kind == "decoupled":
-        how = {"n_inducing": 320}
+        how = {"n_inducing": 301}
     clf = GPClassifier(random_state=0, options=options, **how)
     with joined(timeout=60) as group:
         rank, size = group.rank, group.size

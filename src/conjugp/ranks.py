@@ -13,7 +13,7 @@ from conjugp.checkpoint import fingerprint
 from conjugp.checks import check_classes, check_labels, check_rows, check_weight, class_factors
 from conjugp.group import Group
 from conjugp.options import FitOptions
-from conjugp.rows import Rows, canonical, row_hash
+from conjugp.rows import Rows, canonical, named_digests
 
 _OWN = {"device", "verbose", "options", "random_state", "class_weight"}  # may differ
 _OWN_OPTIONS = {"callback", "on_interrupt", "checkpoint_every", "cache_mb", "spool"}
@@ -34,17 +34,8 @@ class JointRows(NamedTuple):
     @property
     def digests(self) -> dict[str, str]:
         """What tells these rows from others, however they are dealt to ranks."""
-        X, y, weight = self.here
-        odd = np.uint64(0x9E3779B97F4A7C15)
-        each = {
-            "X": row_hash(X),
-            "y": row_hash(X, y),
-            "weight": row_hash(np.column_stack([weight, y]).astype(np.float64)) ^ row_hash(X, y),
-        }
-        # Sums are the same in any order; a second one, of other powers, makes chance hits rare.
-        sums = [[int(k.sum()), int((k * (k | odd)).sum())] for k in each.values()]
-        found = np.array(self.group.gather(sums), dtype=np.uint64).sum(0)
-        return {name: f"{a:016x}{b:016x}" for name, (a, b) in zip(each, found, strict=True)}
+        sums = np.sum(self.group.gather(self.here.sums()), axis=0, dtype=np.uint64)
+        return named_digests(sums, self.here.X.dtype)
 
     def chunks(self, size: int) -> Iterator[Rows]:
         """The rows here, in order, so many at a time."""
@@ -136,7 +127,8 @@ def _checked(
     try:
         X_, y_ = check_rows(clf, X, y, True)
     except ValueError as error:
-        raise ValueError(f"{error}{_where(X)}") from error
+        what, _, more = str(error).partition("\n")
+        raise ValueError(f"{what.removesuffix('.')}{_where(X)}. {more}".strip()) from error
     y_ = check_labels(y_)
     weight = check_weight(sample_weight, X_)
     kept = weight > 0
