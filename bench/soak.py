@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument(
         "--models", type=int, default=10_000, help="damaged files, half as many forged"
     )
-    parser.add_argument("--fits", type=int, default=50, help="kills of fits")
+    parser.add_argument("--fits", type=int, default=60, help="kills of fits")
     parser.add_argument("--saves", type=int, default=200, help="kills of saves")
     parser.add_argument("--tables", type=int, default=2_000, help="damaged tables")
     parser.add_argument("--seed", type=int, default=0)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from soak_models import base_models, rows_of
 
-from conjugp import FitOptions, GibbsGPClassifier, GPClassifier, chains, files, load
+from conjugp import FitOptions, GibbsGPClassifier, GPClassifier, chains, files, load, reading
 from conjugp.kernels import RBF
 
 EVERY = 0.03  # seconds between checkpoints here, so that kills fall between, before and into them
@@ -32,6 +32,7 @@ class Fit(NamedTuple):
     make: Callable[[], Any]
     n_rows: int
     n_classes: int
+    stream: bool = False  # whether its rows come in batches and go to disk
 
 
 def fits(size: float = 1.0) -> dict[str, Fit]:
@@ -66,6 +67,8 @@ def fits(size: float = 1.0) -> dict[str, Fit]:
         "decoupled, class batch": Fit(
             gp(batch_size=64, class_batch=5, max_epochs=passes, **many), 420, 20
         ),
+        "stream": Fit(gp(batch_size=20, **few), 300, 3, True),
+        "stream, decoupled": Fit(gp(max_epochs=passes, **many), 420, 3, True),
         "sampler": Fit(sampler, 60, 3),
     }
 
@@ -78,7 +81,12 @@ def _run(fit: Fit, checkpoint: Path | None, out: Path, ready: Any = None) -> Non
     grid = np.random.default_rng(1).normal(size=(50, 2)) * 4
     if ready is not None:
         ready.set()
-    clf = fit.make().fit(X, y, checkpoint=checkpoint)
+    if fit.stream:
+        reading.MEMORY_BYTES = 0
+        rows = [(X[i : i + 50], y[i : i + 50]) for i in range(0, len(y), 50)]
+        clf = fit.make().fit_stream(rows, checkpoint=checkpoint)
+    else:
+        clf = fit.make().fit(X, y, checkpoint=checkpoint)
     numbers = [clf.n_iter_, float(clf.converged_)]
     if isinstance(clf, GPClassifier):
         numbers += [clf.elbo_, clf.temperature_, clf.variance_scale_, clf.class_gap_]

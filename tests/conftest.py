@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 # scikit-learn skips its array-API check unless this is set before SciPy is imported.
 os.environ.setdefault("SCIPY_ARRAY_API", "1")
@@ -84,10 +85,11 @@ def wine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the browser's tests out where there is no browser; where CI is set they fail then."""
-    if commands.find_browser() or os.environ.get("CI"):
-        return
-    without = [item for item in items if item.get_closest_marker("browser")]
+    """Leave out tests that lack their browser or compiler; where CI is set the browser's fail."""
+    missing = [] if shutil.which("c++") else ["compiler"]
+    if not (commands.find_browser() or os.environ.get("CI")):
+        missing.append("browser")
+    without = [item for item in items if any(map(item.get_closest_marker, missing))]
     if without:
         config.hook.pytest_deselected(items=without)
         items[:] = [item for item in items if item not in without]

@@ -18,7 +18,7 @@ SOURCE = Path(conjugp.__file__).parent
 LAYERS = [
     {
         *("numerics", "parameters", "metrics", "rows", "options", "files", "face", "codec"),
-        *("checkpoint", "posthoc", "group"),
+        *("checkpoint", "posthoc", "launches", "group"),
     },
     {"kernels", "likelihoods", "scaling", "plotting", "data", "spool", "sources", "shards"},
     {"features", "posterior", "covariance", "inducing"},
@@ -28,7 +28,7 @@ LAYERS = [
     {"fitting", "stream", "costs"},
     {"saving", "resuming"},
     {"classifier"},
-    {"gibbs", "export"},
+    {"gibbs", "export", "dask"},
     {"cli", "__main__"},
 ]
 LAYER = {module: i for i, layer in enumerate(LAYERS) for module in layer}
@@ -36,7 +36,7 @@ LAYER = {module: i for i, layer in enumerate(LAYERS) for module in layer}
 # Who may import what from outside; other outside packages are free to all.
 ONLY_IN = {
     "sklearn": {
-        *("classifier", "gibbs", "face", "checks", "ranks", "options", "saving", "cli"),
+        *("classifier", "gibbs", "face", "checks", "ranks", "dask", "options", "saving", "cli"),
         *("posthoc", "calibration", "conformal"),
     },
     "matplotlib": {"plotting", "cli"},

@@ -159,7 +159,7 @@ def test_a_complete_file_is_the_fitted_model(path, monkeypatch):
 
 def test_killed_processes():
     """A share of bench/soak.py, through the same functions."""
-    found = kill_fits(2, 0, 0.1, ("minibatch", "ep"))
+    found = kill_fits(2, 0, 0.1, ("stream", "ep"))
     assert found["passed"], found
 
 

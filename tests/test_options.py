@@ -35,6 +35,7 @@ OUT_OF_RANGE = {
     "jitter": [-1e-6, 0.1, np.nan, "small"],
     "chunk_size": [0, 2.5],
     "cache_mb": [-1, 0.5, None, "all"],
+    "spool": ["/no/such/folder", 3, ["."]],
     "callback": [3, "print"],
     "checkpoint_every": [-1.0, np.nan, np.inf, "often"],
     "on_interrupt": ["ignore", None],

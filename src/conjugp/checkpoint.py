@@ -220,7 +220,8 @@ def data_fingerprint(
     size: tuple[int, int], digests: dict[str, str], classes: np.ndarray
 ) -> dict[str, Any]:
     """Of what a fit is made to: features and rows, their digests, and the classes."""
-    return fingerprint(dict(zip(_DATA, (*size, classes, *digests.values()), strict=True)))
+    values = (*size, classes, *([digest] for digest in digests.values()))
+    return fingerprint(dict(zip(_DATA, values, strict=True)))
 
 
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:

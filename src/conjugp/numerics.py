@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from conjugp import launches
+
 __all__ = [
     "LogisticMoments",
     "NotPositiveDefiniteError",
@@ -38,7 +40,7 @@ class NotPositiveDefiniteError(ValueError):
     """A kernel matrix stayed indefinite at the largest jitter allowed."""
 
 
-_FIRST_JITTER = {torch.float64: 1e-6, torch.float32: 1e-4}
+FIRST_JITTER = {torch.float64: 1e-6, torch.float32: 1e-4}
 
 
 def cholesky(
@@ -50,7 +52,7 @@ def cholesky(
     grows tenfold until the factorisation succeeds. ``jitter=0`` tries the bare matrix first.
     Differentiable with respect to ``K``.
     """
-    first = _FIRST_JITTER[K.dtype]
+    first = FIRST_JITTER[K.dtype]
     relative = first if jitter is None else float(jitter)
     diagonal = K.diagonal(dim1=-2, dim2=-1)
     mean = diagonal.mean(-1, keepdim=True)
@@ -155,7 +157,8 @@ def log_gamma_minus_entropy(G: Tensor) -> Tensor:
 # a remainder that falls off like e^−|f|, so a fixed set of nodes near the step serves every v.
 # Both are spectrally accurate: no node count depends on v, and no other element matters.
 
-_BLOCK = 4096  # elements at a time: the nodes of a block stay in the cache
+# Elements at a time: on a CPU the nodes of a block stay in the cache, a GPU wants few launches.
+_BLOCK = {True: 4096, False: 2**16}
 _STEP = 1.7  # width of the normal distribution function that stands in for σ
 
 
@@ -205,8 +208,9 @@ def _density_sums(weights: Tensor, rules: _Rules, b: Tensor, v: Tensor, scaled: 
     # No exponent so low that products turn subnormal: those are many times slower.
     floor = -40.0 if dtype == torch.float32 else -300.0
     sums = []
-    for k in range(0, max(1, b.numel()), _BLOCK):
-        block = slice(k, k + _BLOCK)
+    size = _BLOCK[b.device.type == "cpu"]
+    for k in range(0, max(1, b.numel()), size):
+        block = slice(k, k + size)
         exponent = rules.x @ rates[:, block]
         sums.append(weights @ exponent.clamp_(min=floor).exp_())
     return torch.cat(sums, 1).double() * torch.rsqrt(2.0 * math.pi * v)
@@ -217,8 +221,9 @@ def _moments_small(b: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Te
     rules = _rules(dtype, b.device)
     sd, t, b = v.sqrt().to(dtype)[None], rules.t[:, None], b.to(dtype)[None]
     powers = []
-    for k in range(0, max(1, v.numel()), _BLOCK):
-        block = slice(k, k + _BLOCK)
+    size = _BLOCK[b.device.type == "cpu"]
+    for k in range(0, max(1, v.numel()), size):
+        block = slice(k, k + size)
         q = torch.addcmul(b[:, block], t, sd[:, block]).sigmoid_()
         square = q * q
         powers.append(torch.stack([rules.w @ q, rules.w @ square, rules.w @ q.mul_(square)]))
@@ -242,6 +247,29 @@ def _moments_large(
     return mean, second, 0.5 * (curve + 2.0 * mean - 3.0 * slope)
 
 
+def _both_powers(b: Tensor, v: Tensor, scaled: Tensor, large: Tensor, dtype: torch.dtype) -> Tensor:
+    """`_powers` by both rules for all: to look which one is needed would wait for a GPU."""
+    low = _moments_small(b, v.clamp_max(1.0), dtype)
+    high = _moments_large(b, v.clamp_min(1.0), scaled, dtype)
+    return torch.where(large, torch.stack(high), torch.stack(low))
+
+
+def _powers(b: Tensor, v: Tensor, scaled: Tensor, large: Tensor, dtype: torch.dtype) -> Tensor:
+    """e^scaled times E[σ], E[σ²], E[σ³] of u ~ N(b, v), (3, n), by the rule that v asks for."""
+    if b.device.type != "cpu":
+        return _both_powers(b, v, scaled, large, dtype)
+    n_large = int(large.sum())
+    if n_large == 0:
+        return torch.stack(_moments_small(b, v, dtype))
+    if n_large == v.numel():
+        return torch.stack(_moments_large(b, v, scaled, dtype))
+    i, j = large.nonzero().squeeze(1), (~large).nonzero().squeeze(1)
+    powers = b.new_empty(3, b.numel())
+    powers[:, i] = torch.stack(_moments_large(b[i], v[i], scaled[i], dtype))
+    powers[:, j] = torch.stack(_moments_small(b[j], v[j], dtype))
+    return powers
+
+
 class LogisticMoments(NamedTuple):
     """Expectations under f ~ N(m, v): float64, of the shape of m (P3)."""
 
@@ -260,27 +288,17 @@ def logistic_moments(m: Tensor, v: Tensor) -> LogisticMoments:
     Gaussian, E[σ(f)] = e^{a+v/2} E[σ(u)] with u ~ N(−a−v, v), so the mean that is integrated
     over is never below −v/2 and nothing underflows.
     """
+    if launches.serves(m):
+        return LogisticMoments(*launches.logistic_moments(m.detach().double(), v.detach().double()))
     dtype = _node_dtype(m)
     shape = m.shape
     m, v = m.detach().double().reshape(-1), v.detach().double().reshape(-1)
     a = -m.abs()
     tilted = a < -0.5 * v
     b = torch.where(tilted, -(a + v), a)
-    scaled = torch.zeros_like(b)
     large = v >= 1.0
-    n_large = int(large.sum())
-    if n_large == 0:
-        powers = torch.stack(_moments_small(b, v, dtype))
-    else:
-        scaled = torch.where(large & (b < 0), 0.5 * b * b / v, scaled)
-        if n_large == v.numel():
-            powers = torch.stack(_moments_large(b, v, scaled, dtype))
-        else:
-            i = large.nonzero().squeeze(1)
-            j = (~large).nonzero().squeeze(1)
-            powers = b.new_empty(3, b.numel())
-            powers[:, i] = torch.stack(_moments_large(b[i], v[i], scaled[i], dtype))
-            powers[:, j] = torch.stack(_moments_small(b[j], v[j], dtype))
+    scaled = torch.where(large & (b < 0), 0.5 * b * b / v, 0.0)
+    powers = _powers(b, v, scaled, large, dtype)
     s1, s2, s3 = powers
     slope = torch.where(tilted, s2, s1 - s2)
     curvature = torch.where(tilted, 2.0 * s3 - s2, s1 - 3.0 * s2 + 2.0 * s3)
@@ -302,6 +320,8 @@ def logistic_moments(m: Tensor, v: Tensor) -> LogisticMoments:
 
 def expected_log_sigmoid(m: Tensor, v: Tensor) -> Tensor:
     """E[log σ(f)] of f ~ N(m, v), float64, absolute precision (P4)."""
+    if launches.serves(m):
+        return launches.expected_log_sigmoid(m.detach().double(), v.detach().double())
     dtype = _node_dtype(m)
     shape = m.shape
     m, v = m.detach().double().reshape(-1), v.detach().double().reshape(-1)

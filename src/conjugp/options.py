@@ -132,7 +132,8 @@ class FitOptions(BaseEstimator):
             whole("options.n_covariance", self.n_covariance, 1)
         if self.cache_mb != "auto":
             whole("options.cache_mb", self.cache_mb, 0)
-        if self.spool is not None and not os.path.isdir(self.spool):
+        path = isinstance(self.spool, str | os.PathLike)
+        if self.spool is not None and not (path and os.path.isdir(self.spool)):
             raise ValueError(f"options.spool must be a folder that exists; got {self.spool!r}")
         if self.initial_variance is not None:
             number("options.initial_variance", self.initial_variance, 0, exclusive=True)

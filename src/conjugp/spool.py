@@ -72,6 +72,9 @@ class _File:
     def close(self) -> None:
         self._file.close()
 
+    def __del__(self) -> None:
+        self.close()
+
 
 class Spool:
     """Takes rows in, in any order; labels are numbers whose meaning may be settled later."""
@@ -118,13 +121,14 @@ class Spool:
 
     def _scatter(self, rows: NDArray[Any], buckets: list[_File], used: int) -> None:
         """Add every row to the bucket of the bits of its hash that come after those `used`."""
-        key = row_hash(np.ascontiguousarray(rows["X"]))
-        which = (key << np.uint64(used)) >> np.uint64(64 - _BITS)
-        order = np.argsort(which, kind="stable")
+        # Merged now, so that no bucket is full of one row; and in order, so that cutting is enough.
+        X, y, weight = canonical(np.ascontiguousarray(rows["X"]), rows["y"], rows["weight"])
+        which = (row_hash(X) << np.uint64(used)) >> np.uint64(64 - _BITS)
+        rows = np.empty(len(X), self._row)
+        rows["X"], rows["y"], rows["weight"] = X, y, weight
         ends = np.cumsum(np.bincount(which.astype(np.int64), minlength=len(buckets)))
-        for part, bucket in zip(np.split(order, ends[:-1]), buckets, strict=True):
-            if len(part):
-                bucket.append(rows[part])
+        for part, bucket in zip(np.split(rows, ends[:-1]), buckets, strict=True):
+            bucket.append(part)
 
     def _sort(
         self,

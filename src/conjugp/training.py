@@ -20,6 +20,8 @@ from conjugp.data import Data, Dataset
 from conjugp.features import Features, basis, features, own_features
 from conjugp.inference import classes, svi
 from conjugp.inference.adam import Adam
+from conjugp.inference.fused import FusedStep, Learned, Leaves, applies
+from conjugp.inference.rounds import Planned, Rounds
 from conjugp.kernels import Kernel
 from conjugp.likelihoods.base import Likelihood
 from conjugp.likelihoods.logistic_softmax import LogisticSoftmax
@@ -174,6 +176,10 @@ class Trainer:
         self._rate = settings.learning_rate
         self._n_others = self._check_class_batch()
         self.journal = Journal()
+        self._fused: FusedStep | None = None
+        self._rounds: Rounds | None = None
+        # Whether fused steps are taken a round at a time.
+        self._on_device = isinstance(data, Data) and data.X.is_cuda
         self._make_optimiser()
 
     def _make_optimiser(self) -> None:
@@ -363,9 +369,10 @@ class Trainer:
 
     def _snapshot(self) -> State:
         s = self.state
-        return replace(
-            s, theta=s.theta.detach().clone(), Z=s.Z.detach().clone(), mean=s.mean.detach().clone()
-        )
+        # Other steps than the fused make a new q.
+        q = s.q if self._fused is None else Posterior(s.q.h.clone(), s.q.P.clone())
+        theta, Z, mean = (x.detach().clone() for x in (s.theta, s.Z, s.mean))
+        return replace(s, theta=theta, Z=Z, mean=mean, q=q)
 
     def _restore(self, good: State) -> None:
         """Go back to the last good state and take smaller steps from there."""
@@ -375,9 +382,8 @@ class Trainer:
                 "the fit kept leaving the range of floating-point numbers; try dtype='float64', "
                 "a smaller learning_rate, or learn_hyperparameters=False"
             )
-        self.state = replace(good)
-        for name in ("theta", "Z", "mean"):
-            setattr(self.state, name, getattr(good, name).clone())
+        self.state = good
+        self.state = self._snapshot()
         self._rate *= 0.5
         self._make_optimiser()
 
@@ -413,11 +419,13 @@ class Trainer:
         batches = Batches(self.data, batch, self.generator, shuffled=self._n_others is not None)
         if self._n_others is not None:
             self._start_classes()
+        self._start_fused(max(batch, n - batches.starts[-1]))
         rounds: list[float] = []
         means: list[float] = []
         good, anneal, t = self._snapshot(), None, 0
         alone = cfg.local_steps == 1 or self.data.group.size == 1
         own = OwnSteps()
+        wait = 0  # up to here steps are taken one by one
         loop = self._left_off()
         if loop is not None:
             rounds, means, good, anneal, t = (
@@ -440,32 +448,38 @@ class Trainer:
                 )
             if anneal is None and t >= 0.6 * budget:
                 anneal = (t, budget)
-            left = 1.0 if anneal is None else 1 - (t - anneal[0]) / (anneal[1] - anneal[0])
             if anneal is not None and t >= anneal[1]:
                 break
-            rows = batches.next()
-            part = self.data.take(rows)
-            # Not the rows that are here: some of a batch may be elsewhere.
-            scale = n / (rows.stop - rows.start if isinstance(rows, slice) else len(rows))
-            after = batches.then()
-            if after is not None:
-                self.data.expect(after.start, after.stop)
-            rho = max((cfg.first_step + t) ** -cfg.step_exponent, self._least_step(left))
-            rate = self._rate * max(left, 0.02)
-            try:
-                if self._n_others is not None:
-                    found = [self._class_step(part, rows, scale, left)]
-                elif alone:
-                    found = [self._step(part, scale, rho, rate)]
-                else:
-                    end = budget if anneal is None else anneal[1]
-                    last = (t + 1) % ROUND == 0 or t + 1 == end
-                    found = self._local_step(part, rho, rate, own, last)
-            except (NotPositiveDefiniteError, FloatingPointError):
-                self._restore(good)
-                continue
-            rounds.extend(found)
-            t += 1
+            ahead = min(ROUND - t % ROUND, (anneal[1] if anneal else budget) - t)
+            ahead = min(ahead, math.ceil(0.6 * budget) - t) if anneal is None else ahead
+            if t >= wait and self._ready():
+                elbos = self._round(batches, range(t, t + ahead), anneal)
+                if elbos is None:
+                    wait = t + ahead
+                    continue
+                rounds += elbos
+                t += ahead
+            else:
+                rows = batches.next()
+                part = self.data.take(rows)
+                # Not the rows that are here: some of a batch may be elsewhere.
+                scale = n / (rows.stop - rows.start if isinstance(rows, slice) else len(rows))
+                after = batches.then()
+                if after is not None:
+                    self.data.expect(after.start, after.stop)
+                left = self._left(t, anneal)
+                try:
+                    if self._n_others is not None:
+                        found = [self._class_step(part, rows, scale, left)]
+                    elif alone:
+                        found = [self._step(part, scale, *self._rates(t, left))]
+                    else:
+                        found = self._local_step(part, *self._rates(t, left), own, ahead == 1)
+                except (NotPositiveDefiniteError, FloatingPointError):
+                    self._restore(good)
+                    continue
+                rounds += found
+                t += 1
             if t % ROUND == 0 or t == budget:
                 good = self._snapshot()
                 means.append(sum(rounds[-ROUND:]) / len(rounds[-ROUND:]))
@@ -481,8 +495,22 @@ class Trainer:
     def _least_step(self, left: float) -> float:
         return self.settings.min_step * max(left, 0.1)
 
+    def _left(self, t: int, anneal: tuple[int, int] | None) -> float:
+        """1 until the fit comes to rest, then falling to 0."""
+        return 1.0 if anneal is None else 1 - (t - anneal[0]) / (anneal[1] - anneal[0])
+
+    def _rates(self, t: int, left: float) -> tuple[float, float]:
+        """The step sizes of q and of Adam."""
+        cfg = self.settings
+        rho = max((cfg.first_step + t) ** -cfg.step_exponent, self._least_step(left))
+        return rho, self._rate * max(left, 0.02)
+
     def _step(self, part: Data, scale: float, rho: float, rate: float) -> float:
         """One natural-gradient step and, once q has settled a little, one Adam step."""
+        if self._fused is not None:
+            elbo = self._fused_step(self._fused, part, scale, rho, rate)
+            if elbo is not None:
+                return elbo
         q = moments(self.state.q)
         gradients = self.learning and self.state.step >= 5
         stats = self._everywhere(lambda: self._pass(part, q, scale, gradients), gradients)
@@ -540,6 +568,85 @@ class Trainer:
         for g in grads:
             g /= weight
         return elbo / weight
+
+    def _start_fused(self, batch: int) -> None:
+        """Take fused steps if there are such for this fit; they change q in place."""
+        s, cfg = self.state, self.settings
+        known = len(s.theta) == 1 and applies(s.template, cfg.likelihood, cfg.bound)
+        if not known or self._n_others is not None or self.data.group.size > 1:
+            return
+        learned = Learned(cfg.learn_kernel, cfg.learn_inducing, cfg.learn_mean)
+        self._fused = FusedStep(
+            s.template,
+            cfg.likelihood,
+            cfg.bound,
+            Leaves(s.theta, s.Z, s.mean),
+            batch,
+            self.total,
+            learned,
+            cfg.jitter,
+        )
+        # The q given belongs to whoever gave it.
+        s.q = Posterior(s.q.h.clone(), s.q.P.clone())
+
+    def _ready(self) -> bool:
+        """Whether a whole round can be taken on the device."""
+        settled = self.state.step >= 5 or not self.learning
+        return self._fused is not None and self._on_device and settled
+
+    def _round(
+        self, batches: Batches, steps: range, anneal: tuple[int, int] | None
+    ) -> list[float] | None:
+        """Steps that the device is told of at once; None, and nothing done, if one failed."""
+        s, data, fused = self.state, self.data, self._fused
+        assert fused is not None and isinstance(data, Data)
+        leaves = Leaves(*(leaf.detach() for leaf in self._leaves))
+        if self._rounds is None:
+            self._rounds = Rounds(
+                fused,
+                leaves,
+                s.q,
+                (data.X, data.y, data.weight),
+                ROUND,
+                self.learning,
+                (self._start_theta.detach(), self.settings.kernel_prior / self.total),
+            )
+        before = batches.order, batches.at, self.generator.get_state()
+        plan = []
+        for t in steps:
+            rows = batches.next()
+            assert isinstance(rows, slice)
+            size = rows.stop - rows.start
+            rates = self._rates(t, self._left(t, anneal))
+            plan.append(Planned(rows.start, size, data.n / size, *rates))
+        elbos = self._rounds.run(plan, leaves, s.q, self._adam)
+        if elbos is None:
+            batches.order, batches.at = before[:2]
+            self.generator.set_state(before[2])
+            return None
+        s.step += len(plan)
+        return elbos
+
+    def _fused_step(
+        self, fused: FusedStep, part: Data, scale: float, rho: float, rate: float
+    ) -> float | None:
+        """The same in closed form; None, and nothing done, where a matrix needs more jitter."""
+        s = self.state
+        gradients = self.learning and s.step >= 5
+        leaves = Leaves(*(leaf.detach() for leaf in self._leaves))
+        found = fused.evaluate(leaves, s.q, part.X, part.y, scale * part.weight, gradients)
+        if bool(found.failed):
+            return None
+        elbo = float(found.bound - found.kl)
+        if not math.isfinite(elbo):
+            raise FloatingPointError("the ELBO is not finite")
+        fused.update(s.q, found, rho)
+        s.step += 1
+        if gradients:
+            for leaf, gradient in zip(self._leaves, found.gradients, strict=True):
+                leaf.grad = gradient
+            self._move(rate)
+        return elbo
 
     # --- some of the classes ------------------------------------------------------------------
 

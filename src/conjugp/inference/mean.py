@@ -88,27 +88,30 @@ def fit_mean(
     journal = journal or Journal()
     n_steps, done, first = n_epochs * len(starts), 0, 0
     order: list[int] = []  # batches that this epoch has left, last first
-    objective, values = 0.0, []
+    # Summed where it is computed, and looked at once an epoch: to look is to wait for a GPU.
+    objective, values = here.w.new_zeros((), dtype=torch.float64), []
     loop = journal.left_off()
     if loop is not None:
-        done, first, order, objective, values = loop["at"]
+        done, first, order, so_far, values = loop["at"]
+        objective.fill_(so_far)
         take.restore(loop["step"])
         generator.set_state(loop["generator"])
     try:
         for epoch in range(first, n_epochs):
             if not order:
                 order = starts[torch.randperm(len(starts), generator=generator)].flip(0).tolist()
-                objective = 0.0
+                objective.zero_()
             while order:
                 if journal.due():
-                    at, state = [done, epoch, order, objective, values], generator.get_state()
+                    at = [done, epoch, order, float(objective), values]
+                    state = generator.get_state()
                     journal.keep({"at": at, "step": take.state(), "generator": state})
                 i, left = order.pop(), 1 - done / n_steps
                 if order:
                     data.data.expect(order[-1], min(order[-1] + batch_size, n))
                 objective += take(slice(i, min(i + batch_size, n)), learning_rate * left, left)
                 done += 1
-            values.append(objective - 0.5 * float(here.w.square().sum()))
+            values.append(float(objective) - 0.5 * float(here.w.square().sum()))
             if on_epoch is not None:
                 on_epoch(epoch, values[-1])
     except KeyboardInterrupt:
@@ -158,11 +161,11 @@ class Step:
         self.here.w.copy_(w)
         self.here.mean.copy_(mean)
 
-    def __call__(self, rows: slice, rate: float, left: float) -> float:
+    def __call__(self, rows: slice, rate: float, left: float) -> Tensor:
         """Move w and the prior mean; the batch's share of the bound before."""
         assert self.data.rows is not None
         K, v = self.data.rows(rows.start, rows.stop), self.data.variance
-        return float(self.move(rows, K, None if v is None else v[rows], rate, left).value)
+        return self.move(rows, K, None if v is None else v[rows], rate, left).value
 
     def move(
         self,
@@ -242,7 +245,7 @@ class ClassStep:
         kept = self.multipliers.total[:n]
         return float(self.likelihood.shortfall(kept, total, bound, len(mean)).mean())
 
-    def __call__(self, rows: slice, rate: float, left: float) -> float:
+    def __call__(self, rows: slice, rate: float, left: float) -> Tensor:
         """Move the sampled rows of w and entries of the prior mean; an estimate of the bound.
 
         At first λ comes from the classes drawn: biased, but never far behind. Over the last
@@ -251,7 +254,7 @@ class ClassStep:
         data = self.whole.data
         assert data.rows is not None
         K, v = data.rows(rows.start, rows.stop), data.variance
-        return float(self.move(rows, K, None if v is None else v[rows], rate, left).value)
+        return self.move(rows, K, None if v is None else v[rows], rate, left).value
 
     def move(
         self,

@@ -1,0 +1,247 @@
+"""One training step on a GPU: right, how fast, and where its time goes.
+
+python bench/gpu_step.py [--fits]
+
+Every part prints as it ends and is kept at once; a part that fails says so and the next one
+starts. With --fits the default fit of MNIST, CovType and Shuttle is timed, where the data are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from record import RESULTS, context, scores
+from step import data
+from torch.profiler import ProfilerActivity, profile
+
+from conjugp import launches, numerics
+from conjugp.data import Data
+from conjugp.kernels import RBF
+from conjugp.likelihoods import LogisticSoftmax
+from conjugp.training import ROUND, Batches, Settings, Trainer, initial_state
+
+SHAPES = ((200, 512, 10, 784), (500, 1024, 10, 784), (200, 512, 10, 54))
+
+
+def on(device: str, rows: Data, dtype: torch.dtype = torch.float32) -> Data:
+    """The same rows elsewhere."""
+    moved = (rows.X.to(device, dtype), rows.y.to(device), rows.weight.to(device, dtype))
+    return Data(*moved, rows.n_classes)
+
+
+def trainer(rows: Data, M: int, B: int, bound: str = "tight", **settings: Any) -> Trainer:
+    """A fit with everything learned, about to begin."""
+    D = rows.X.shape[1]
+    kernel = RBF(torch.full((D,), D**0.5), 10.0)
+    mean = rows.X.new_full((rows.n_classes,), -2.0)
+    state = initial_state([kernel], rows.X[:M].clone(), mean)
+    usual = {"learn_inducing": True, "batch_size": B, "learning_rate": 0.01}
+    cfg = Settings(LogisticSoftmax(), bound, **{**usual, **settings})
+    return Trainer(state, rows, cfg, torch.Generator().manual_seed(0))
+
+
+def scalars() -> dict[str, float]:
+    """The largest errors of the expectations on the GPU against those of the CPU."""
+    g = torch.Generator().manual_seed(0)
+    m = torch.randn(20_000, generator=g).double() * 10 ** (
+        torch.rand(20_000, generator=g).double() * 4 - 2
+    )
+    v = 10 ** (torch.rand(20_000, generator=g).double() * 9 - 6)
+    here, there = numerics.logistic_moments(m, v), numerics.logistic_moments(m.cuda(), v.cuda())
+    found = {
+        name: float(((b.cpu() - a).abs() / (a.abs() + 1e-12)).max())
+        for name, a, b in zip(here._fields, here, there, strict=True)
+    }
+    a, b = numerics.expected_log_sigmoid(m, v), numerics.expected_log_sigmoid(m.cuda(), v.cuda())
+    return found | {"expected_log_sigmoid": float((b.cpu() - a).abs().max())}
+
+
+def equal() -> dict[str, Any]:
+    """Whole fits on both, in float64: how far apart they end."""
+    found = {}
+    for bound in LogisticSoftmax.bounds:
+        rows = data(2100, 5, 8)
+        ends = []
+        for device in ("cpu", "cuda"):
+            moved = on(device, rows, torch.float64)
+            ends.append(trainer(moved, 40, 200, bound, max_epochs=12).fit())
+        a, b = ends
+        far = max(abs(x / y - 1) for x, y in zip(a.history, b.history, strict=True))
+        apart = (a.state.theta - b.state.theta.cpu()).abs().max()
+        found[bound] = {"rounds": len(a.history), "elbo": far, "theta": float(apart)}
+    return found
+
+
+def rounds_of(M: int, B: int, C: int, D: int) -> tuple[Trainer, Callable[[], Any]]:
+    """A fit on the device and one whole round of it."""
+    rows = on("cuda", data(40 * B, C, D))
+    t = trainer(rows, M, B)
+    t._start_fused(B)
+    t.state.step = 5
+    batches = Batches(rows, B, t.generator, shuffled=False)
+    at = [5]
+
+    def round_() -> None:
+        elbos = t._round(batches, range(at[0], at[0] + ROUND), None)
+        assert elbos is not None, "a step failed"
+        at[0] += ROUND
+
+    return t, round_
+
+
+def timed(work: Callable[[], Any], n: int, steps: int) -> float:
+    """Median milliseconds of a step."""
+    times = []
+    for _ in range(n):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - began) / steps)
+    return median(times)
+
+
+def speed(M: int, B: int, C: int, D: int) -> dict[str, Any]:
+    """Milliseconds of a step: captured, launched one by one, readable; and of the parts."""
+    t, round_ = rounds_of(M, B, C, D)
+    began = time.perf_counter()
+    round_()
+    found: dict[str, Any] = {"M": M, "B": B, "C": C, "D": D}
+    found["first_round_s"] = time.perf_counter() - began
+    found["captured_ms"] = timed(round_, 5, ROUND)
+    rounds = t._rounds
+    assert rounds is not None
+    graphs, rounds._graphs = rounds._graphs, {}
+    rounds._capture = lambda *_: None  # type: ignore[method-assign]
+    found["launched_ms"] = timed(round_, 2, ROUND)
+    rounds._graphs = graphs
+    part = t.data.rows(0, B)
+    t._fused, fused = None, t._fused
+    found["readable_ms"] = timed(lambda: t._step(part, 40.0, 0.1, 0.01), 10, 1)
+    t._fused = fused
+    P = t.state.q.P.clone()
+    eye = torch.eye(M, device="cuda")
+    L = torch.linalg.cholesky(P)
+    K = P[0] + eye
+    parts = {
+        "cholesky of P": lambda: torch.linalg.cholesky_ex(P),
+        "inverse of its factor": lambda: torch.linalg.solve_triangular(
+            L, eye.expand_as(L), upper=False
+        ),
+        "S": lambda: L.mT @ L,
+        "cholesky of K": lambda: torch.linalg.cholesky_ex(K),
+        "inverse of K's factor": lambda: torch.linalg.solve_triangular(L[0], eye, upper=False),
+        "marginals": lambda: t._fused._A[:B] @ P.view(C * M, M).T,
+        "statistics": lambda: t._fused._A[:B].T @ t._fused._U[:B],
+    }
+    found["parts_ms"] = {name: graph_ms(work) for name, work in parts.items()}
+    return found
+
+
+def graph_ms(work: Callable[[], Any], n: int = 20) -> float:
+    """Milliseconds of something, captured n times in a row."""
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(n):
+            work()
+    return timed(graph.replay, 5, n)
+
+
+def breakdown(M: int, B: int, C: int, D: int) -> dict[str, Any]:
+    """Kernels of a captured step, and what a round asks of the driver."""
+    _, round_ = rounds_of(M, B, C, D)
+    round_()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as p:
+        round_()
+        torch.cuda.synchronize()
+    spent: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for e in p.events():
+        name = e.name
+        if e.device_type == torch.autograd.DeviceType.CUDA:
+            spent[name[:90]] += e.device_time / ROUND
+            count[name[:90]] += 1
+        elif name.startswith("cuda"):
+            calls[name] += 1
+    print(f"{sum(spent.values()):.0f} us in {sum(count.values()) / ROUND:.0f} kernels a step")
+    for name, us in spent.most_common(30):
+        print(f"  {us:7.1f} us {count[name] / ROUND:6.1f}  {name}")
+    print("  calls in a round:", dict(calls.most_common(12)))
+    copies = {n: c for n, c in count.items() if "Memcpy" in n}
+    return {
+        "kernels": sum(count.values()) / ROUND,
+        "busy_us": sum(spent.values()),
+        "top_us": dict(spent.most_common(25)),
+        "calls_in_a_round": dict(calls),
+        "copies_in_a_round": copies,
+    }
+
+
+def fits() -> dict[str, Any]:
+    """The default fit, seconds and scores."""
+    from data import load
+
+    from conjugp import GPClassifier
+
+    found = {}
+    for name in ("shuttle", "mnist", "covtype"):
+        try:
+            split = load(name)
+        except Exception as error:
+            print(f"{name}: {error}")
+            continue
+        began = time.perf_counter()
+        clf = GPClassifier(device="cuda", random_state=0).fit(split.X_train, split.y_train)
+        seconds = time.perf_counter() - began
+        proba = clf.predict_proba(split.X_test)
+        found[name] = {"seconds": seconds, **scores(split.y_test, proba, clf.classes_)}
+        print(name, found[name])
+    return found
+
+
+def main() -> None:
+    """All parts, each kept when it ends."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fits", action="store_true")
+    parser.add_argument("--output", type=Path, default=RESULTS / "gpu_step.json")
+    args = parser.parse_args()
+    found: dict[str, Any] = {**context(), "gpu": torch.cuda.get_device_name()}
+    parts: dict[str, Callable[[], Any]] = {"scalars": scalars, "equal to the CPU": equal}
+    for shape in SHAPES:
+        parts[f"speed {shape}"] = lambda s=shape: speed(*s)
+    for shape in SHAPES[:2]:
+        parts[f"kernels {shape}"] = lambda s=shape: breakdown(*s)
+
+    def without_launches() -> dict[str, Any]:
+        launches.serves = lambda _: False
+        return speed(*SHAPES[0])
+
+    if args.fits:
+        parts["fits"] = fits
+    parts["speed without own launches"] = without_launches
+    for name, part in parts.items():
+        began = time.perf_counter()
+        try:
+            found[name] = part()
+            print(f"--- {name}, {time.perf_counter() - began:.1f} s: {found[name]}", flush=True)
+        except Exception:
+            found[name] = {"failed": traceback.format_exc()}
+            print(f"--- {name} FAILED\n{found[name]['failed']}", flush=True)
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""The step of `svi` and its hyperparameter gradients in closed form, for one shared kernel.
+
+The same numbers as the readable step to rounding, without autograd, without waiting for a device,
+and with large temporaries that are kept. Rows come first here: features are Aᵀ (B, M), so that
+sums over inducing points run along memory. With S = P⁻¹ the product U = Aᵀ S serves twice, for
+v = diag(U A) and for ∂v/∂A = 2U, which saves one of the three products of C·M²·B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from conjugp.inference.svi import MIN_PRECISION
+from conjugp.kernels import RBF, Kernel, Matern12, Matern32, Matern52
+from conjugp.likelihoods.base import Likelihood
+from conjugp.likelihoods.logistic_softmax import LogisticSoftmax
+from conjugp.numerics import FIRST_JITTER
+from conjugp.parameters import LOG_BOUND
+from conjugp.posterior import Posterior
+
+
+class Leaves(NamedTuple):
+    """The hyperparameters of a fit."""
+
+    theta: Tensor  # (1, T), log lengthscales and log variance
+    Z: Tensor  # (M, D)
+    mean: Tensor  # (C,)
+
+
+class Learned(NamedTuple):
+    """Which of them move."""
+
+    theta: bool
+    Z: bool
+    mean: bool
+
+
+class Found(NamedTuple):
+    """What a batch says. All but `kl` and `failed` are sums over its rows: machines add theirs."""
+
+    h: Tensor  # (C, M), the sums of Q3
+    P: Tensor  # (M, C, M), likewise, without the prior's identity
+    bound: Tensor  # scalar
+    gradients: list[Tensor | None]  # of minus the bound over the total weight, leaf by leaf
+    kl: Tensor  # scalar
+    failed: Tensor  # scalar, 0 where both matrices could be factorised
+
+
+class _Kind(NamedTuple):
+    """A stationary kernel of variance 1: its value at r² and the derivative there."""
+
+    value: Callable[[Tensor, Tensor | None], Tensor]  # of r², into a buffer or None
+    slope: Callable[[Tensor, Tensor], Tensor]  # of r² and the value, of which one is overwritten
+
+
+def _exp(s: Tensor) -> Tensor:
+    return s.neg_().exp_()
+
+
+def _matern32(r2: Tensor, out: Tensor | None) -> Tensor:
+    s = torch.mul(r2, 3.0, out=out).sqrt_()
+    return (1.0 + s).mul_(_exp(s))
+
+
+def _matern52(r2: Tensor, out: Tensor | None) -> Tensor:
+    s = torch.mul(r2, 5.0, out=out).sqrt_()
+    return torch.addcmul(1.0 + s, s, s, value=1 / 3).mul_(_exp(s))
+
+
+def _matern12_slope(r2: Tensor, k: Tensor) -> Tensor:
+    # Where points coincide the readable kernel has no gradient either.
+    return torch.where(r2 > torch.finfo(r2.dtype).tiny, -0.5 * k * r2.rsqrt(), 0.0)
+
+
+def _matern52_slope(r2: Tensor, k: Tensor) -> Tensor:
+    s = r2.mul_(5.0).sqrt_()
+    return (1.0 + s).mul_(_exp(s)).mul_(-5 / 6)
+
+
+_KINDS: dict[type[Kernel], _Kind] = {
+    RBF: _Kind(lambda r2, out: torch.mul(r2, -0.5, out=out).exp_(), lambda r2, k: k.mul_(-0.5)),
+    Matern12: _Kind(lambda r2, out: _exp(torch.sqrt(r2, out=out)), _matern12_slope),
+    Matern32: _Kind(_matern32, lambda r2, k: _exp(r2.mul_(3.0).sqrt_()).mul_(-1.5)),
+    Matern52: _Kind(_matern52, _matern52_slope),
+}
+
+
+def applies(kernel: Kernel, likelihood: Likelihood, bound: str) -> bool:
+    """Whether there is a fused step for a kernel shared by all classes, and this bound."""
+    known = type(kernel) in _KINDS and type(likelihood) is LogisticSoftmax
+    return known and bound in likelihood.bounds
+
+
+class _Solved(NamedTuple):
+    """A posterior solved for its marginals."""
+
+    w: Tensor  # (C, M)
+    S: Tensor  # (C, M, M)
+    kl: Tensor  # scalar
+    failed: Tensor  # scalar
+
+
+class _Features(NamedTuple):
+    """Aᵀ (B, M) and the residual (B,) with what their gradients need."""
+
+    A: Tensor
+    residual: Tensor
+    at_floor: Tensor  # (B,), where rounding had the residual below
+    weight: Tensor  # (D,), 1/ℓ²
+    variance: Tensor  # ()
+    L_inv: Tensor  # (M, M), of the kernel of variance 1
+    root: Tensor  # (M, M), the same times the root of the variance: A = k rootᵀ
+    Z: Tensor  # (M, D) ...
+    X: Tensor  # ... and (B, D), shifted alike
+    rows: tuple[Tensor, Tensor]  # r² and k of rows and Z, (B, M)
+    inducing: tuple[Tensor, Tensor]  # of Z alone, (M, M)
+    failed: Tensor  # scalar, whether K_ZZ was not positive definite
+
+
+class FusedStep:
+    """One step in two halves: `evaluate` a batch, then `update` the state by what it says."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        likelihood: Likelihood,
+        bound: str,
+        leaves: Leaves,
+        batch: int,
+        total: float,
+        learned: Learned,
+        jitter: float | None = None,
+    ) -> None:
+        self.kind, self.likelihood, self.bound = _KINDS[type(kernel)], likelihood, bound
+        self.total, self.learned = total, learned
+        Z, C, (M, D) = leaves.Z, len(leaves.mean), leaves.Z.shape
+        self.jitter = FIRST_JITTER[Z.dtype] if jitter is None else jitter
+        self.eye = torch.eye(M, dtype=Z.dtype, device=Z.device)
+        self.shift = _shift(leaves)
+        self._side = torch.cuda.Stream() if Z.is_cuda else None
+        # For the largest batch. One of size (B, C, M), which two products use in turn.
+        self._U, self._X, self._X2 = (Z.new_empty(batch, n) for n in (C * M, D, D))
+        self._A, self._r2, self._k, self._dA, self._dK = (Z.new_empty(batch, M) for _ in range(5))
+        self._R, self._S, self._P = (Z.new_empty(n, M, M) for n in (C, C, C))
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        leaves: Leaves,
+        q: Posterior,
+        X: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        gradients: bool,
+    ) -> Found:
+        """Rows X (B, D) and y (B,), of weights (B,) that carry the scale N/B (Q1-Q3).
+
+        The sums stand in buffers that the next call writes over.
+        """
+        theta, Z, mean = leaves
+        B, C, M = len(y), len(mean), len(Z)
+        if self._side is None:
+            solved, f = self._solve(q), self._features(theta, Z, X)
+        else:
+            # Two chains of small factorisations, which a GPU can do side by side.
+            self._side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._side):
+                solved = self._solve(q)
+            f = self._features(theta, Z, X)
+            torch.cuda.current_stream().wait_stream(self._side)
+        A, S, w = f.A, solved.S, solved.w
+        U = torch.mm(A, S.view(C * M, M).T, out=self._U[:B]).view(B, C, M)
+        v = torch.bmm(A.unsqueeze(1), U.mT).squeeze(1).clamp_min_(0).add_(f.residual.unsqueeze(1))
+        m = A @ w.T
+        e = self.likelihood.expectation(y, m + mean, v, self.bound)
+
+        weights = weight.double().unsqueeze(1)
+        precision = (-2.0 * e.dv).clamp_min_(MIN_PRECISION)
+        # Potential - precision·mean, which is ∂bound/∂m + precision·(m - mean).
+        r = torch.addcmul(e.dm, precision, m.double()).mul_(weights).to(A)
+        found: list[Tensor | None] = [None, None, None]
+        if gradients:
+            # Adam minimises, and per unit of weight the steps do not depend on N.
+            share = weights * (-1.0 / self.total)
+            dm, dv = (e.dm * share).to(A), (e.dv * share).to(A)
+            if self.learned.theta or self.learned.Z:
+                found[:2] = self._gradients(f, theta, U, w, dm, dv)
+            if self.learned.mean:
+                found[2] = dm.sum(0)
+        # No one needs U any more: its place is taken by A∘precision.
+        scaled = torch.mul(A.unsqueeze(1), (precision * weights).to(A).unsqueeze(-1), out=U)
+        P = torch.mm(A.T, scaled.view(B, C * M), out=self._P.view(M, C * M)).view(M, C, M)
+        bound = (e.value * weights.squeeze(1)).sum().to(A)
+        return Found(r.T @ A, P, bound, found, solved.kl, solved.failed + f.failed)
+
+    @torch.no_grad()
+    def update(self, q: Posterior, found: Found, rho: float) -> None:
+        """Natural-gradient step q <- (1 - rho) q + rho q*, in place (Q4)."""
+        q.h.lerp_(found.h, rho)
+        q.P.lerp_(found.P.transpose(0, 1), rho)
+        torch.diagonal(q.P, dim1=1, dim2=2).add_(rho)
+
+    def _solve(self, q: Posterior) -> _Solved:
+        """Factorise P: w = P⁻¹h, S = P⁻¹ and the KL (Q1, Q2)."""
+        C, M = q.h.shape
+        L, info = torch.linalg.cholesky_ex(q.P)
+        R = torch.linalg.solve_triangular(L, self.eye.expand_as(L), upper=False, out=self._R)
+        S = torch.bmm(R.mT, R, out=self._S)
+        # Not S h: where q is sure h is large, S tiny, and its rounding errors are not.
+        w = torch.bmm(R.mT, torch.bmm(R, q.h.unsqueeze(-1))).squeeze(-1)
+        trace = torch.diagonal(S, dim1=1, dim2=2).sum()
+        log_det = torch.diagonal(L, dim1=1, dim2=2).log().sum()
+        kl = 0.5 * (w.square().sum() + trace - C * M) + log_det
+        return _Solved(w, S, kl, info.ne(0).sum())
+
+    def _features(self, theta: Tensor, Z: Tensor, X: Tensor) -> _Features:
+        """Whitened features of X (Q1)."""
+        B, D = X.shape
+        parameters = theta[0].clamp(-LOG_BOUND, LOG_BOUND).exp()
+        weight, variance = parameters[:-1].square().reciprocal().expand(D), parameters[-1]
+        if self.shift is not None:
+            Z, X = Z - self.shift, torch.sub(X, self.shift, out=self._X[:B])
+        X2 = torch.mul(X, X, out=self._X2[:B])
+        scaled = Z * weight
+        z2 = torch.linalg.vecdot(Z, scaled)
+        tiny = torch.finfo(Z.dtype).tiny
+        r2 = torch.addmm(z2, X, scaled.T, alpha=-2.0, out=self._r2[:B])
+        r2.add_((X2 @ weight).unsqueeze(1)).clamp_min_(tiny)
+        r2_ZZ = torch.addmm(z2, Z, scaled.T, alpha=-2.0).add_(z2.unsqueeze(1))
+        r2_ZZ.fill_diagonal_(0.0).clamp_min_(tiny)
+        k, k_ZZ = self.kind.value(r2, self._k[:B]), self.kind.value(r2_ZZ, None)
+        # Jitter is relative to the variance, so the factor of variance 1 does for all of them.
+        L, info = torch.linalg.cholesky_ex(torch.add(k_ZZ, self.eye, alpha=self.jitter))
+        L_inv = torch.linalg.solve_triangular(L, self.eye, upper=False)
+        root = L_inv * variance.sqrt()
+        A = torch.mm(k, root.T, out=self._A[:B])
+        explained = torch.bmm(A.unsqueeze(1), A.unsqueeze(2)).view(B)
+        residual, floor = variance - explained, 1e-6 * variance
+        return _Features(
+            *(A, torch.maximum(residual, floor), residual < floor, weight, variance),
+            *(L_inv, root, Z, X, (r2, k), (r2_ZZ, k_ZZ), info.ne(0).sum()),
+        )
+
+    def _gradients(
+        self, f: _Features, theta: Tensor, U: Tensor, w: Tensor, dm: Tensor, dv: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Derivatives of Σ dm·m + dv·v in the kernel's log parameters and Z."""
+        B, M = f.A.shape
+        d_residual = dv.sum(1).masked_fill_(f.at_floor, 0.0)
+        dA = torch.bmm((2.0 * dv).unsqueeze(1), U, out=self._dA[:B].unsqueeze(1)).view(B, M)
+        dA.addmm_(dm, w).addcmul_(f.A, d_residual.unsqueeze(1), value=-2.0)
+        # Through A = k rootᵀ to r² between rows and Z ...
+        E = torch.mm(dA, f.root, out=self._dK[:B]).mul_(self.kind.slope(*f.rows))
+        # ... and through the Cholesky factor: K̄ = -L⁻ᵀ Φ(Ā Aᵀ) L⁻¹, Φ the lower triangle with
+        # half its diagonal, and the symmetric part of that.
+        G = (dA.T @ f.A).tril_()
+        trace = torch.diagonal(G).sum()
+        torch.diagonal(G).mul_(0.5)
+        K = f.L_inv.T @ G @ f.L_inv
+        E_ZZ = torch.add(K, K.T).mul_(-0.5).mul_(self.kind.slope(*f.inducing)).fill_diagonal_(0.0)
+        # ∂r²/∂z: Σ_b E_bi (z_i - x_b), and both sides of k(Z, Z).
+        EX = E.T @ f.X
+        across = (f.Z * EX).sum(0)
+        rows = (E.sum(0) + 2.0 * E_ZZ.sum(0)).unsqueeze(1)
+        pull = torch.addmm(EX, E_ZZ, f.Z, alpha=2.0, out=EX).neg_().addcmul_(rows, f.Z)
+        d_theta, d_Z = None, None
+        if self.learned.theta:
+            # A longer lengthscale moves all points towards the origin, Z and rows alike.
+            moved = (f.Z * pull).sum(0) + E.sum(1) @ self._X2[:B] - across
+            d_length = -2.0 * f.weight * moved
+            if theta.shape[1] == 2:
+                d_length = d_length.sum(0, keepdim=True)
+            # A grows like the root of the variance, and the residual like the variance.
+            d_variance = 0.5 * trace + f.variance * d_residual.sum()
+            inside = theta.abs() <= LOG_BOUND
+            d_theta = torch.cat([d_length, d_variance.view(1)]).unsqueeze(0) * inside
+        if self.learned.Z:
+            d_Z = pull.mul_(2.0 * f.weight)
+        return d_theta, d_Z
+
+
+def _shift(leaves: Leaves) -> Tensor | None:
+    """What to subtract from all rows: x² - 2xz + z² loses digits if they are far from zero."""
+    theta, Z = leaves.theta.detach(), leaves.Z.detach()
+    shift, spread = Z.mean(0), Z.var(0, correction=0)
+    excess = shift.square() - 4.0 * spread
+    weight = torch.exp(-2.0 * theta[0, :-1].clamp(-LOG_BOUND, LOG_BOUND))
+    # Working units have a spread of one.
+    return None if bool(((excess <= 1.0).all()) & ((weight * excess).sum() <= 1.0)) else shift

@@ -1,0 +1,300 @@
+"""The fused step and rounds of it, against the readable step, autograd and finite differences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conjugp import numerics, training
+from conjugp.data import Data
+from conjugp.inference import rounds
+from conjugp.inference.fused import FusedStep, Learned, Leaves, applies
+from conjugp.kernels import RBF, Kernel, Linear, Matern12, Matern32, Matern52, RationalQuadratic
+from conjugp.likelihoods import Softmax
+from conjugp.posterior import Posterior, kl, moments
+from conjugp.training import Batches, Result, Settings, Trainer, initial_state
+from problems import BOUNDS, LIKELIHOOD, blobs, generator, random_posterior
+
+KERNELS = [
+    RBF((0.9, 1.4), 3.0),
+    RBF(1.1, 2.0),
+    Matern12((0.9, 1.4), 3.0),
+    Matern32(0.8, 3.0),
+    Matern52((0.9, 1.4), 3.0),
+]
+NAMES = ["rbf-ard", "rbf", "matern12-ard", "matern32", "matern52-ard"]
+MEAN = torch.tensor([-1.0, 0.2, 0.5], dtype=torch.float64)
+
+
+def weighted(n: int) -> Data:
+    return blobs(n, 3)._replace(weight=torch.linspace(0.2, 3, n).double())
+
+
+def make(data: Data, kernel: Kernel, *, Z: Any = None, **settings: Any) -> Trainer:
+    Z = data.X[:12] + 0.2 if Z is None else Z
+    state = initial_state([kernel], Z, MEAN.to(data.X, copy=True))
+    usual = {"bound": "tight", "learn_inducing": True, "kernel_prior": 1.0, "batch_size": 40}
+    return Trainer(state, data, Settings(LIKELIHOOD, **{**usual, **settings}), generator())
+
+
+def readable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "applies", lambda *_: False)
+
+
+def assert_same(a: Trainer | Result, b: Trainer | Result, tol: float = 1e-9) -> None:
+    s, t = a.state, b.state
+    for x, y in ((s.theta, t.theta), (s.Z, t.Z), (s.mean, t.mean), (s.q.h, t.q.h), (s.q.P, t.q.P)):
+        torch.testing.assert_close(x.detach(), y.detach(), rtol=tol, atol=tol)
+    assert s.step == t.step
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize("kernel", KERNELS, ids=NAMES)
+def test_steps_are_the_readable_ones(kernel, bound):
+    data = weighted(160)
+    slow, fast = (make(data, kernel, bound=bound) for _ in range(2))
+    fast._start_fused(50)
+    for i in range(12):
+        part = data.rows(i % 4 * 40, i % 4 * 40 + 30 + 5 * (i % 3))
+        elbos = [t._step(part, 4.0, 0.3, 0.05) for t in (slow, fast)]
+        assert elbos[1] == pytest.approx(elbos[0], rel=1e-11)
+    assert_same(slow, fast)
+
+
+@pytest.mark.parametrize(
+    "learned", [(True, False, False), (False, True, False), (False, False, True)]
+)
+def test_what_is_not_learned_stays(learned):
+    names = ("learn_kernel", "learn_inducing", "learn_mean")
+    data = weighted(120)
+    for on_device in (False, True):
+        t = make(data, KERNELS[0], max_epochs=8, **dict(zip(names, learned, strict=True)))
+        t._on_device = on_device
+        start = [x.detach().clone() for x in t._leaves]
+        end = t.fit().state
+        moved = [
+            not torch.equal(a, b) for a, b in zip(start, (end.theta, end.Z, end.mean), strict=True)
+        ]
+        assert moved == list(learned)
+
+
+def fused_step(kernel: Kernel, bound: str, leaves: Leaves, **changes: Any) -> FusedStep:
+    usual = {"batch": 20, "total": 7.0, "learned": Learned(True, True, True)}
+    return FusedStep(kernel, LIKELIHOOD, bound, leaves, **{**usual, **changes})
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize("kernel", KERNELS, ids=NAMES)
+def test_gradients_are_finite_differences(kernel, bound):
+    data, q = weighted(15), random_posterior(3, 6)
+    leaves = Leaves(kernel.theta.double()[None], data.X[:6] + 0.2, MEAN.clone())
+    step = fused_step(kernel, bound, leaves)
+
+    def value() -> float:
+        found = step.evaluate(leaves, q, data.X, data.y, data.weight, False)
+        assert float(found.kl) == pytest.approx(float(kl(moments(q))), rel=1e-12)
+        return float(found.bound)
+
+    found = step.evaluate(leaves, q, data.X, data.y, data.weight, True)
+    for leaf, gradient in zip(leaves, found.gradients, strict=True):
+        x, numeric, h = leaf.view(-1), torch.zeros(leaf.numel(), dtype=torch.float64), 1e-4
+        for i in range(len(x)):
+            at, old = {}, float(x[i])
+            for k in (-2, -1, 1, 2):
+                x[i] = old + k * h
+                at[k] = value()
+            x[i] = old
+            numeric[i] = (8 * (at[1] - at[-1]) - (at[2] - at[-2])) / (12 * h)
+        assert gradient is not None and numeric.abs().min() > 1e-4
+        torch.testing.assert_close(-7.0 * gradient.view(-1), numeric, rtol=1e-6, atol=1e-7)
+
+
+def test_sums_of_parts_are_those_of_the_whole():
+    """Machines that see some rows each can add what they find."""
+    data, q = weighted(20), random_posterior(3, 6)
+    leaves = Leaves(KERNELS[0].theta.double()[None], data.X[:6] + 0.2, MEAN)
+    step = fused_step(KERNELS[0], "tight", leaves)
+    found = []
+    for rows in (slice(0, 20), slice(0, 7), slice(7, 20)):
+        f = step.evaluate(leaves, q, data.X[rows], data.y[rows], data.weight[rows], True)
+        found.append([x.clone() for x in (f.h, f.P, f.bound, *f.gradients) if x is not None])
+    for whole, first, second in zip(*found, strict=True):
+        torch.testing.assert_close(first + second, whole, rtol=1e-11, atol=1e-13)
+
+
+def test_rows_far_from_the_origin_keep_their_digits():
+    data = weighted(40)
+    far = data._replace(X=(data.X + 3000.0).float(), weight=data.weight.float())
+    t = make(far, RBF(1.0, 3.0), Z=far.X[:12].clone())
+    t._start_fused(40)
+    assert t._fused is not None and t._fused.shift is not None
+    near = make(data, RBF(1.0, 3.0), Z=far.X[:12].double() - 3000.0, jitter=1e-4)
+    near._start_fused(40)
+    assert near._fused is not None and near._fused.shift is None
+    exact = data._replace(X=far.X.double() - 3000.0)
+    for _ in range(3):
+        a, b = t._step(far, 1.0, 0.5, 0.0), near._step(exact, 1.0, 0.5, 0.0)
+        assert a == pytest.approx(b, rel=1e-4)
+
+
+def test_parameters_at_their_bounds_have_no_gradient():
+    data, q = weighted(15), random_posterior(3, 6)
+    theta = torch.tensor([[31.0, 0.3, -30.5]]).double()
+    leaves = Leaves(theta, data.X[:6] + 0.2, MEAN)
+    step = fused_step(RBF((1.0, 1.0), 1.0), "tight", leaves)
+    gradient = step.evaluate(leaves, q, data.X, data.y, data.weight, True).gradients[0]
+    assert gradient is not None and gradient.isfinite().all()
+    assert float(gradient[0, 0]) == 0 == float(gradient[0, 2]) != float(gradient[0, 1])
+
+
+# --- failures -----------------------------------------------------------------------------------
+
+
+def test_a_matrix_that_needs_more_jitter_is_left_to_the_readable_step():
+    data = weighted(80)
+    Z = data.X[:6].repeat(2, 1)  # twice the same: not positive definite without jitter
+    still = {"learn_kernel": False, "learn_inducing": False, "jitter": 0.0}
+    slow, fast = (make(data, RBF(1.0, 3.0), Z=Z, **still) for _ in range(2))
+    fast._start_fused(40)
+    for _ in range(8):
+        elbos = [t._step(data.rows(0, 40), 2.0, 0.3, 0.02) for t in (slow, fast)]
+        assert elbos[0] == elbos[1]
+    assert_same(slow, fast, 0.0)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_failures_end_like_those_of_readable_steps(on_device, monkeypatch):
+    """Rates so wild that steps fail, go back and are taken again."""
+    data, ends = weighted(120), []
+    for fused in (True, False):
+        if not fused:
+            readable(monkeypatch)
+        t = make(data, RBF(1.0, 1.0), learning_rate=0.4, jitter=0.0, max_epochs=12, Z=data.X[:24])
+        t._on_device = on_device and fused
+        ends.append((t.fit(), t._failures))
+    assert ends[0][1] == ends[1][1]
+    assert ends[0][0].elbo == pytest.approx(ends[1][0].elbo, rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", ["elbo", "kernel", "posterior"])
+def test_a_round_with_a_bad_step_changes_nothing(bad):
+    data = weighted(80)
+    Z = data.X[:6].repeat(2, 1) if bad == "kernel" else data.X[:12] + 0.2
+    t = make(data, RBF(1.0, 3.0), Z=Z, jitter=0.0 if bad == "kernel" else None)
+    t._start_fused(40)
+    t.state.step = 5
+    if bad == "elbo":
+        data.weight[50] = torch.inf
+    if bad == "posterior":
+        t.state.q.P[1, 3, 3] = -1.0
+    before = t._snapshot()
+    batches = Batches(data, 40, t.generator, shuffled=False)
+    assert t._round(batches, range(5, 11), None) is None
+    assert_same(t, Result(before, 0.0, 0.0, True), 0.0)
+    assert t._adam.count == 0 and all(float(x.abs().max()) == 0 for x in t._adam.first)
+    assert batches.at == len(batches.starts)  # as if it had not begun
+    assert torch.equal(t.generator.get_state(), generator().get_state())
+
+
+def test_after_a_bad_round_steps_are_taken_one_by_one(monkeypatch):
+    data, ends = weighted(120), []
+    real, calls = rounds.Rounds.run, []
+
+    def fails_once(self: Any, *args: Any) -> Any:
+        calls.append(len(args[0]))
+        return None if len(calls) == 2 else real(self, *args)
+
+    monkeypatch.setattr(rounds.Rounds, "run", fails_once)
+    for on_device in (False, True):
+        t = make(data, KERNELS[0], max_epochs=40)
+        t._on_device = on_device
+        ends.append(t.fit())
+    assert calls == [45, 22, 28, 20]
+    assert ends[0].history == pytest.approx(ends[1].history, rel=1e-10)
+    assert_same(*ends)
+
+
+# --- whole fits ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bound", "learn"), [("tight", True), ("collapsed", True), ("augmented", False)]
+)
+def test_fits_are_the_readable_ones(bound, learn, monkeypatch):
+    """Uneven batches, annealing, early rest: one by one and in rounds."""
+    data, ends = weighted(330), []
+    flags = dict.fromkeys(("learn_kernel", "learn_inducing", "learn_mean"), learn)
+    for mode in ("fused", "rounds", "readable"):
+        if mode == "readable":
+            readable(monkeypatch)
+        t = make(data, KERNELS[0], bound=bound, max_epochs=15, learning_rate=0.02, **flags)
+        t._on_device = mode == "rounds"
+        given = t.state.q
+        ends.append(t.fit())
+        assert float(given.h.abs().max()) == 0  # the q given is not ours to change
+    for end in ends[:2]:
+        assert_same(end, ends[2])
+        assert end.history == pytest.approx(ends[2].history, rel=1e-10)
+        assert end.epochs == ends[2].epochs and end.converged == ends[2].converged
+
+
+def test_float32_stays_close_to_float64():
+    data = weighted(200)
+    narrow = Data(data.X.float(), data.y, data.weight.float(), 3)
+    ends = [make(d, KERNELS[0], max_epochs=10, jitter=1e-4).fit() for d in (data, narrow)]
+    assert ends[1].elbo == pytest.approx(ends[0].elbo, rel=1e-4)
+    torch.testing.assert_close(ends[1].state.theta.double(), ends[0].state.theta, rtol=0, atol=1e-3)
+
+
+def test_a_posterior_too_sure_for_float32_is_left_to_the_readable_step():
+    data = weighted(40)
+    narrow = Data(data.X.float(), data.y, data.weight.float(), 3)
+    t = make(narrow, RBF(1.0, 1.0), Z=narrow.X[:8].clone())
+    B = torch.randn(3, 8, 3, generator=generator())
+    t.state.q = Posterior(torch.randn(3, 8, generator=generator()), 1e8 * B @ B.mT)
+    t._start_fused(40)
+    elbo = t._step(narrow, 1.0, 0.1, 0.0)
+    assert torch.isfinite(torch.tensor(elbo)) and torch.isfinite(t.state.q.P).all()
+
+
+def test_only_known_fits_are_fused():
+    for kernel in KERNELS:
+        assert all(applies(kernel, LIKELIHOOD, bound) for bound in BOUNDS)
+        assert not applies(kernel, LIKELIHOOD, "mc")
+        assert not applies(kernel, Softmax(), "mc")
+    for kernel in (RBF(1.0, 1.0) + Linear(1.0, 1.0), RationalQuadratic(1.0, 1.0)):
+        assert not applies(kernel, LIKELIHOOD, "tight")
+    data = weighted(40)
+    each = Trainer(
+        initial_state([RBF(1.0, 1.0)] * 3, data.X[:5], MEAN.clone()),
+        data,
+        Settings(LIKELIHOOD, "tight"),
+        generator(),
+    )
+    each._start_fused(40)
+    assert each._fused is None
+
+
+# --- both rules for every number ----------------------------------------------------------------
+
+
+@given(
+    m=st.lists(st.floats(-50, 50), min_size=1, max_size=6),
+    log_v=st.floats(-18, 9),
+    step=st.floats(0, 3),
+    wide=st.booleans(),
+)
+def test_both_rules_at_once_are_the_rule_for_each(m, log_v, step, wide):
+    dtype = torch.float64 if wide else torch.float32
+    a = -torch.tensor(m, dtype=torch.float64).abs()
+    v = torch.exp(log_v + step * torch.arange(len(m), dtype=torch.float64))
+    b = torch.where(a < -0.5 * v, -(a + v), a)
+    large = v >= 1.0
+    scaled = torch.where(large & (b < 0), 0.5 * b * b / v, 0.0)
+    both = numerics._both_powers(b, v, scaled, large, dtype)
+    each = numerics._powers(b, v, scaled, large, dtype)
+    torch.testing.assert_close(both, each, rtol=1e-13 if wide else 1e-6, atol=0.0)

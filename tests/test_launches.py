@@ -1,0 +1,79 @@
+"""The C++ that GPUs run element by element, compiled for this machine, against `numerics`."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+
+from conjugp import launches, numerics
+
+# What CUDA's library has and C++'s does not; precise where the formulas use it.
+SHIM = """
+#include <cmath>
+using namespace std;
+template <typename T> T erfcx(T x) {
+    if (x < 20) return exp(x * x) * erfc(x);
+    const T y = 1 / (x * x);
+    return 0.5641895835477563 / x
+        * (1 - y / 2 * (1 - 3 * y / 2 * (1 - 5 * y / 2 * (1 - 7 * y / 2))));
+}
+"""
+LOOP = """
+extern "C" void run(int n, double* m, double* v, double* o) {
+    for (int i = 0; i < n; ++i) {
+        double* p = o + 7 * i;
+        logistic_moments<double>(m[i], v[i], p[0], p[1], p[2], p[3], p[4], p[5]);
+        p[6] = expected_log_sigmoid<double>(m[i], v[i]);
+    }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """m, v and what the compiled functions say, (7, n)."""
+    folder = tmp_path_factory.mktemp("launches")
+    source, library = folder / "k.cpp", folder / "k.so"
+    source.write_text(SHIM + launches.MOMENTS + launches.LOG_SIGMOID + LOOP)
+    compiler = shutil.which("c++")
+    assert compiler is not None
+    subprocess.run([compiler, "-O1", "-shared", "-fPIC", source, "-o", library], check=True)
+    rng = np.random.default_rng(0)
+    m = np.concatenate([rng.standard_normal(3000) * 10 ** rng.uniform(-3, 4, 3000), np.zeros(50)])
+    v = 10 ** rng.uniform(-8, 6, len(m))
+    out = np.zeros((len(m), 7))
+    pointers = (ctypes.c_void_p(x.ctypes.data) for x in (m, v, out))
+    ctypes.CDLL(str(library)).run(len(m), *pointers)
+    return torch.tensor(m), torch.tensor(v), torch.tensor(out).T
+
+
+@pytest.mark.compiler
+def test_moments(found):
+    m, v, out = found
+    expected = numerics.logistic_moments(m, v)
+    for name, x, y in zip(expected._fields, out, expected, strict=False):
+        # E[σ''] is a difference of the others.
+        tol = (
+            {"rtol": 0.0, "atol": 1e-12} if name == "curvature" else {"rtol": 1e-9, "atol": 1e-300}
+        )
+        torch.testing.assert_close(x, y, **tol)
+
+
+@pytest.mark.compiler
+def test_log_sigmoid(found):
+    m, v, out = found
+    torch.testing.assert_close(out[6], numerics.expected_log_sigmoid(m, v), rtol=1e-12, atol=1e-12)
+
+
+def test_names_are_found():
+    """torch reads the name of a function out of its text."""
+    from torch.cuda.jiterator import _CodeParser
+
+    assert _CodeParser(launches.MOMENTS).function_name == "logistic_moments"
+    assert _CodeParser(launches.LOG_SIGMOID).function_name == "expected_log_sigmoid"
+    assert not launches.serves(torch.zeros(1))
