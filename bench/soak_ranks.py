@@ -25,19 +25,14 @@ LIMIT = 300  # seconds that a run may take
 FITS = ("minibatch", "decoupled")
 
 
-def worker(kind: str, folder: Path) -> None:
-    """What every rank does: say that it is there, fit its rows, and write what it predicts."""
+def fitted(kind: str, rank: int, size: int, checkpoint: Path | None) -> bytes:
+    """The bits of the model that a rank ends with: predictions and inducing points."""
     import warnings
 
     import numpy as np
-    import torch
 
     from conjugp import FitOptions, GPClassifier
-    from conjugp.group import joined
 
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    again = os.environ["TORCHELASTIC_RESTART_COUNT"]
     rng = np.random.default_rng(0)
     y = rng.integers(0, 4, 1100)
     X = rng.normal(size=(1100, 4)) + 1.5 * np.eye(4)[y]
@@ -46,12 +41,24 @@ def worker(kind: str, folder: Path) -> None:
     if kind == "decoupled":
         how = {"n_inducing": 301}
     clf = GPClassifier(random_state=0, options=options, **how)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        clf.fit(X[rank::size], y[rank::size], checkpoint=checkpoint)
+    return clf.predict_proba(X[:200]).tobytes() + clf.inducing_points_.tobytes()
+
+
+def worker(kind: str, folder: Path) -> None:
+    """What every rank does: say that it is there, fit its rows, and write what came of it."""
+    import torch
+
+    from conjugp.group import joined
+
+    torch.set_num_threads(1)
     with joined(timeout=60) as group:
-        rank, size = group.rank, group.size
-        (folder / f"pid.{rank}.{again}").write_text(str(os.getpid()))
-        clf.fit(X[rank::size], y[rank::size], checkpoint=folder / "fit.checkpoint")
-    bits = clf.predict_proba(X[:200]).tobytes() + clf.inducing_points_.tobytes()
-    (folder / f"model.{rank}").write_bytes(bits)
+        again = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        (folder / f"pid.{group.rank}.{again}").write_text(str(os.getpid()))
+        bits = fitted(kind, group.rank, group.size, folder / "fit.checkpoint")
+    (folder / f"model.{group.rank}").write_bytes(bits)
 
 
 def run(kind: str, folder: Path, kill_after: float | None, rng: random.Random) -> dict[str, Any]:
@@ -107,14 +114,15 @@ def soak(kills: int, seed: int) -> dict[str, Any]:
             undisturbed[kind] = run(kind, place, None, rng)
             first, second = undisturbed[kind]["models"]
             assert first == second, "ranks ended with different models"
-        for i in range(kills):
-            kind = FITS[i % len(FITS)] if kills > 1 else FITS[0]
-            place = Path(folder, str(i))
+        while sum(r["killed"] for r in runs) < kills:
+            kind = FITS[len(runs) % len(undisturbed)]
+            place = Path(folder, str(len(runs)))
             place.mkdir()
             after = rng.uniform(0, undisturbed[kind]["seconds"]["fit"])
             found = run(kind, place, after, rng)
             models = found.pop("models")
             same = all(model == undisturbed[kind]["models"][0] for model in models)
+            # A fit may have ended before its kill: it does not count as one.
             runs.append({"fit": kind, "after": round(after, 2), **found, "same": same})
             print(runs[-1], flush=True)
     return {
@@ -140,7 +148,7 @@ def main() -> None:
     from record import RESULTS, context
 
     result = {**context(), "seed": args.seed, **soak(args.kills, args.seed)}
-    result["passed"] = result["finished"] == result["same_bits"] == args.kills
+    result["passed"] = result["finished"] == result["same_bits"] >= args.kills
     path = args.output or RESULTS / "soak_ranks.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     print({k: v for k, v in result.items() if k not in ("runs", "versions", "machine")})

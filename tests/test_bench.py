@@ -39,7 +39,20 @@ def script(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["data", "record", "quality", "peers", "small", "gibbs", "rivals", "soak", "throughput"]
+    "name",
+    [
+        "data",
+        "record",
+        "quality",
+        "peers",
+        "small",
+        "gibbs",
+        "rivals",
+        "soak",
+        "soak_ranks",
+        "scaling",
+        "throughput",
+    ],
 )
 def test_scripts_import(script, name):
     assert script(name).__doc__

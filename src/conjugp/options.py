@@ -68,6 +68,12 @@ class FitOptions(BaseEstimator):
     on_interrupt : {"raise", "return"}, default="raise"
         What Ctrl-C does once the estimator has its last good state: raise KeyboardInterrupt
         again, or return from ``fit``.
+    distributed : "auto" or False, default="auto"
+        Whether ``fit`` inside a torch.distributed process group fits one model with all ranks;
+        docs/scaling.md has the rest.
+    local_steps : int, default=1
+        Minibatch steps of a coupled fit that ranks take on their own rows between two sums over
+        all, for slow networks.
     """
 
     def __init__(
