@@ -31,7 +31,7 @@ import numpy as np
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 4_000_000)  # numbers in a sum over ranks
 SHAPE = {"M": 200, "C": 10, "B": 2048, "D": 20}  # of the step that is timed
 STEPS = 12
-LINK = ("1gbit", "0.5ms")  # of the slowed links
+LINK = "1gbit"  # the rate of slowed links
 BRIDGE, HOSTS = "conjugpbr", ("conjugp0", "conjugp1", "conjugp2")
 
 
@@ -73,8 +73,9 @@ def models(group: Any) -> dict[str, Any]:
         mine = slice(group.rank, n, group.size)
         clf = GPClassifier(random_state=0, **settings).fit(X[mine], y[mine])
         theta = clf.kernel_.theta.numpy()  # type: ignore[union-attr]
+        weights = clf._fitted.model.w.numpy()
         found[name] = {
-            "parameters": [theta, clf.inducing_points_, clf.prior_mean_, clf._fitted.model.w],
+            "parameters": [theta, clf.inducing_points_, clf.prior_mean_, weights],
             "proba": clf.predict_proba(grid),
         }
     return found
@@ -186,7 +187,7 @@ def on_ranks(task: str, size: int, hosts: bool = False) -> Any:
 
 
 @contextmanager
-def namespaces(rate: str | None = None, delay: str | None = None) -> Iterator[None]:
+def namespaces(rate: str | None = None) -> Iterator[None]:
     """Three hosts with addresses 10.77.0.1 to 3, their links slowed if asked for."""
     try:
         _ip(f"link add {BRIDGE} type bridge")
@@ -199,7 +200,7 @@ def namespaces(rate: str | None = None, delay: str | None = None) -> Iterator[No
             _ip(f"-n {host} link set eth0 up")
             _ip(f"-n {host} link set lo up")
             if rate is not None:
-                how = f"tc qdisc add dev eth0 root netem delay {delay} rate {rate} limit 100000"
+                how = f"tc qdisc add dev eth0 root tbf rate {rate} burst 256kb latency 400ms"
                 subprocess.run(["ip", "netns", "exec", host, *how.split()], check=True)
         yield
     finally:
@@ -261,7 +262,7 @@ def network() -> dict[str, Any]:
         found[f"{size} processes"] = _fitted(on_ranks("network", size), size)
     with namespaces():
         found["3 hosts"] = _fitted(on_ranks("network", 3, hosts=True), 3)
-    with namespaces(*LINK):
+    with namespaces(LINK):
         slow = _fitted(on_ranks("network", 3, hosts=True), 3)
         step = on_ranks("speed", 3, hosts=True)
     found["3 hosts, slow links"] = {"link": LINK, **slow, "step": step}

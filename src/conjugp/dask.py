@@ -80,7 +80,7 @@ def fit(
         raise TypeError(f"classifier must be a GPClassifier or None; got {classifier!r}")
     if (y is None) == (target is None):
         raise ValueError("give the labels as y, or the name of their column as target")
-    template = GPClassifier() if classifier is None else clone(classifier)
+    template: Any = GPClassifier() if classifier is None else clone(classifier)
     parts = _parts(X, y, target, sample_weight)
     for attempt in range(retries + 1):
         try:
@@ -138,7 +138,7 @@ def _is_frame(X: Any) -> bool:
 
 def _parts(X: Any, y: Any, target: str | None, sample_weight: Any) -> list[Any]:
     """The rows as (X, y, weight) partition by partition, not computed yet."""
-    import dask
+    from dask.delayed import delayed
 
     if not (_is_frame(X) or hasattr(X, "to_delayed")):
         raise TypeError(f"X must be a Dask DataFrame or Array; got {type(X).__name__}")
@@ -155,7 +155,7 @@ def _parts(X: Any, y: Any, target: str | None, sample_weight: Any) -> list[Any]:
         raise ValueError("X, y and sample_weight must have the same partitions")
     names = (target, sample_weight if isinstance(sample_weight, str) else None)
     has = (y is not None, columns[2:] != [] or (y is None and columns[1:] != []))
-    cut = dask.delayed(_columns, pure=False)
+    cut = delayed(_columns, pure=False)
     return [cut(names, has, *blocks) for blocks in zip(*columns, strict=True)]
 
 
@@ -180,11 +180,11 @@ def _columns(
 
 
 def _fit(
-    client: Client, parts: list[Any], template: GPClassifier, checkpoint: Any, timeout: float
+    client: Any, parts: list[Any], template: GPClassifier, checkpoint: Any, timeout: float
 ) -> GPClassifier:
     """One attempt."""
     from distributed import wait
-    from distributed.comm import get_address_host
+    from distributed.comm.addressing import get_address_host
 
     futures: list[Any] = client.compute(parts)  # type: ignore[assignment]
     wait(futures)
@@ -275,6 +275,7 @@ def _fit_rank(
 ) -> GPClassifier | None:
     """What a worker does: its rows, as one rank. Rank 0 gives the model back."""
     from torch import distributed
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     X, y, weight = _together(parts)
     if not _one_fit.acquire(timeout=timeout):
@@ -282,7 +283,7 @@ def _fit_rank(
     try:
         if size > 1:
             limit = timedelta(seconds=timeout)
-            store = distributed.TCPStore(*address, size, is_master=rank == 0, timeout=limit)
+            store = TCPStore(*address, size, is_master=rank == 0, timeout=limit)
             distributed.init_process_group(
                 "gloo", store=store, rank=rank, world_size=size, timeout=limit
             )

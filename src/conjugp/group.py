@@ -158,7 +158,7 @@ def joined(timeout: float = 300.0) -> Iterator[Group]:
 
 def _fresh_store(rank: int, timeout: float) -> Any:
     """A store that rank 0 has just opened, found by way of torchrun's."""
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     limit, address = timedelta(seconds=timeout), os.environ["MASTER_ADDR"]
     port = int(os.environ["MASTER_PORT"])

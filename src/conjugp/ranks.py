@@ -34,7 +34,7 @@ class JointRows(NamedTuple):
     @property
     def digests(self) -> dict[str, str]:
         """What tells these rows from others, however they are dealt to ranks."""
-        sums = np.sum(self.group.gather(self.here.sums()), axis=0, dtype=np.uint64)
+        sums = np.stack(self.group.gather(self.here.sums())).sum(0, dtype=np.uint64)
         return named_digests(sums, self.here.X.dtype)
 
     def chunks(self, size: int) -> Iterator[Rows]:

@@ -68,12 +68,12 @@ def fit_scaling(rows: Chunked, center: bool, group: Group = ALONE) -> Scaling:
             eps = np.finfo(X.dtype).eps
         parts = group.gather((total, eps, mean))
         total, eps = sum(p[0] for p in parts), max(p[1] for p in parts)
-        mean = sum(p[0] / total * p[2] for p in parts)
+        mean = np.sum(np.broadcast_arrays(*(p[0] / total * p[2] for p in parts)), axis=0)
         sd = np.zeros_like(mean)
         for X, _, weight in rows.chunks(_ROWS):
             d = X - mean
             sd += np.einsum("i,ij,ij->j", weight / total, d, d)
-        sd = np.sqrt(sum(group.gather(sd)))
+        sd = np.sqrt(np.sum(group.gather(sd), axis=0))
     if not (np.isfinite(mean).all() and np.isfinite(sd).all()):
         raise ValueError(
             "X overflows when it is centred and scaled: rescale the features whose values are "
