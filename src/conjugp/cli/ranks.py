@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +40,7 @@ def joint_sample(table: Table, target: str, group: Group) -> Table:
     return replace(table, columns=columns, n_rows=sum(group.gather(part.n_rows)))
 
 
-def stacked(parts: list[NDArray[Any]] | list[None]) -> NDArray[Any] | None:
+def stacked(parts: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
     """The arrays of all ranks one after the other; None where they have none."""
     some = [part for part in parts if part is not None]
     return np.concatenate(some) if some else None
