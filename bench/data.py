@@ -8,8 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from sources import SENSIT_FILES, SOURCES, arranged, fetched, read_sensit
 
 VARIABLE = "CONJUGP_DATA"
+SPLIT = ("shuttle", "mnist", "fashion_mnist", "sensit")  # they come split
+KEYS = ("X_train", "y_train", "X_test", "y_test")
 
 # How many random 80/20 splits a set has; 1 is a fixed split.
 SPLITS = {
@@ -17,6 +20,7 @@ SPLITS = {
     "mnist": 1,
     "fashion_mnist": 1,
     "covtype": 1,
+    "sensit": 1,
     "letter": 1,
     "satimage": 5,
     "dry_bean": 5,
@@ -48,23 +52,22 @@ class MissingDataError(FileNotFoundError):
 def load(name: str, seed: int = 0) -> Split:
     """Split number `seed` of a data set.
 
-    Shuttle, MNIST and Fashion-MNIST come split. CovType is split 90/10 at random, Letter after
-    16,000 rows. The other sets are split 80/20 at random, all their rows together.
+    Shuttle, MNIST, Fashion-MNIST and SensIT come split. CovType is split 90/10 at random, Letter
+    after 16,000 rows. The other sets are split 80/20 at random, all their rows together.
     """
     if name not in SPLITS:
         raise ValueError(f"unknown data set {name!r}; there are {', '.join(SPLITS)}")
     if not 0 <= seed < SPLITS[name]:
         raise ValueError(f"{name} has splits 0 to {SPLITS[name] - 1}; got {seed}")
-    with np.load(path_of(name)) as file:
-        keys = ("X_train", "y_train", "X_test", "y_test")
-        if "X" in file:
-            X, y = file["X"], file["y"]
-        elif name in ("shuttle", "mnist", "fashion_mnist"):
-            X_train, y_train, X_test, y_test = (file[key] for key in keys)
-            return Split(_floats(X_train), y_train, _floats(X_test), y_test)
-        else:
-            parts = [file[key] for key in keys]
-            X, y = np.concatenate(parts[::2]), np.concatenate(parts[1::2])
+    parts = _arrays(name)
+    if name in SPLIT:
+        X_train, y_train, X_test, y_test = (parts[key] for key in KEYS)
+        return Split(_floats(X_train), y_train, _floats(X_test), y_test)
+    if "X" in parts:
+        X, y = parts["X"], parts["y"]
+    else:
+        X = np.concatenate([parts["X_train"], parts["X_test"]])
+        y = np.concatenate([parts["y_train"], parts["y_test"]])
     n = len(y)
     if name == "letter":
         order, n_train = np.arange(n), 16_000
@@ -93,7 +96,7 @@ def load_embeddings(name: str) -> Embedded:
         whole, outside = load(name), None
     else:
         with np.load(path_of(EMBEDDINGS[name])) as file:
-            parts = [file[key] for key in ("X_train", "y_train", "X_test", "y_test")]
+            parts = [file[key] for key in KEYS]
             whole = Split(_floats(parts[0]), parts[1], _floats(parts[2]), parts[3])
             outside = _floats(file["X_oos_test"]) if "X_oos_test" in file else None
             if "X_val" in file:
@@ -113,21 +116,44 @@ def scaled(split: Split, Z: NDArray, inputs: str) -> list[NDArray]:
     return [((a - shift) / scale).astype("float32") for a in (split.X_train, split.X_test, Z)]
 
 
+def median_distance(X: NDArray) -> float:
+    """The median distance between distinct rows of a sample of 1,000."""
+    from scipy.spatial.distance import pdist
+
+    sample = X[np.random.default_rng(0).permutation(len(X))[:1000]]
+    distances = pdist(np.asarray(sample, dtype=np.float64))
+    return float(np.median(distances[distances > 0]))
+
+
+def _arrays(name: str) -> dict[str, NDArray]:
+    """All arrays of a set; SensIT also from LIBSVM's own two files in the user's folder."""
+    folder = Path(os.environ.get(VARIABLE) or "")
+    if name == "sensit" and all((folder / file).is_file() for file in SENSIT_FILES):
+        return arranged(*read_sensit(folder), SOURCES[name])
+    with np.load(path_of(name)) as file:
+        return dict(file)
+
+
 def path_of(name: str) -> Path:
-    """The file of a data set; what is missing is said."""
+    """The file of a data set: in the user's folder, or fetched; what is missing is said."""
     folder = os.environ.get(VARIABLE)
-    if not folder:
+    if folder:
+        path = Path(folder) / f"{name}.npz"
+        if path.is_file():
+            return path
+        said = f"{path} is missing: {VARIABLE} names the directory that must hold {name}.npz"
+    else:
+        said = f"set the environment variable {VARIABLE} to the directory that holds {name}.npz"
+    said += " (bench/README.md says what is in it)"
+    if name not in SOURCES:
+        raise MissingDataError(said)
+    try:
+        return fetched(name)
+    except (OSError, ValueError, ImportError) as error:
+        origin = SOURCES[name].origin
         raise MissingDataError(
-            f"set the environment variable {VARIABLE} to the directory that holds {name}.npz "
-            "(bench/README.md says what is in it)"
-        )
-    path = Path(folder) / f"{name}.npz"
-    if not path.is_file():
-        raise MissingDataError(
-            f"{path} is missing: {VARIABLE} names the directory that must hold {name}.npz "
-            "(bench/README.md says what is in it)"
-        )
-    return path
+            f"{said}. Fetching {name} from {origin} did not work either: {error}"
+        ) from error
 
 
 def _floats(X: NDArray) -> NDArray:

@@ -4,16 +4,16 @@ One whitened variational Gaussian per class moved by `NaturalGradient`, an ARD R
 inducing points shared by the classes, and a mean per class, learned by Adam. It is a process of its
 own, since GPflow may live in another environment than conjugp:
 
-python bench/gpflow_svgp.py SET POINTS.npy SETTINGS.json RESULT.npz
+python bench/gpflow_svgp.py ROWS.npz SETTINGS.json RESULT.npz
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,24 +25,24 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import gpflow
 import numpy as np
 import tensorflow as tf
-from data import Split, load, scaled
+from clock import LOOKS, SAVED, Clock, Warmup
+from data import KEYS, Split, median_distance, scaled
 from gpflow.likelihoods import MultiClass, Softmax
 from gpflow.optimizers import NaturalGradient
 from numpy.typing import NDArray
-from scipy.spatial.distance import pdist
 
+ROWS = 2000  # predicted at a time
 _SAMPLES = 128  # draws behind a predicted probability, in pairs of opposite sign
-_TENFOLD = 20  # natural-gradient steps in which their size grows tenfold
-_SAVED = 20  # steps between two copies of the parameters
-_LEAST_GAMMA = 1e-6
 
 
-def build(Z: NDArray, n: int, n_classes: int, likelihood: str, lengthscale: float) -> Any:
+def build(
+    Z: NDArray, n: int, n_classes: int, likelihood: str, lengthscale: float, variance: float
+) -> Any:
     """C latent functions on inducing points Z (M, D)."""
-    D = Z.shape[1]
     kinds = {"softmax": Softmax, "robust-max": MultiClass}
+    lengths = np.full(Z.shape[1], lengthscale)
     return gpflow.models.SVGP(
-        kernel=gpflow.kernels.SquaredExponential(lengthscales=np.full(D, lengthscale)),
+        kernel=gpflow.kernels.SquaredExponential(variance=variance, lengthscales=lengths),
         likelihood=kinds[likelihood](n_classes),
         inducing_variable=gpflow.inducing_variables.InducingPoints(Z),
         mean_function=gpflow.functions.Constant(np.zeros(n_classes)),
@@ -58,21 +58,21 @@ def train(
     *,
     likelihood: str,
     inputs: str,
+    start: tuple[float, float],
     batch_size: int,
     learning_rate: float,
-    first_gamma: float,
-    gamma: float,
+    first_step: float,
+    natural_step: float,
+    learn_inducing: bool,
     budget: float,
-    n_looks: int,
+    looks: Sequence[float] = LOOKS,
 ) -> tuple[dict[str, Any], list[NDArray]]:
-    """Train for `budget` seconds; the result's curve, and the probabilities at its points.
+    """Train for `budget` seconds of training steps; the curve, and the probabilities on it.
 
-    The size of natural-gradient steps grows from `first_gamma` to `gamma`: robust-max gives NaN
-    where it starts much above 1e-6. After a step that ends in NaN the last copy of the parameters
-    is put back, and `gamma` becomes a tenth.
-
-    The clock runs during training steps only: neither the set-up, the tracing of the step, nor the
-    looks count.
+    `start` is the lengthscale as a share of the median distance, and the variance. The size of
+    natural-gradient steps grows from `first_step` to `natural_step`: robust-max gives NaN where it
+    starts much above 1e-6. After a step that ends in NaN the parameters of 20 to 40 steps before
+    are put back, and steps become a tenth as long. The tracing of the step is part of the set-up.
     """
     began = time.perf_counter()
     tf.random.set_seed(0)
@@ -80,8 +80,8 @@ def train(
     X, X_test, Z = (a.astype(np.float64) for a in scaled(split, Z, inputs))
     y = split.y_train.astype(np.int64)[:, None]
     C = int(y.max()) + 1
-    distances = pdist(X[rng.permutation(len(X))[:1000]])
-    model = build(Z, len(y), C, likelihood, float(np.median(distances[distances > 0])))
+    model = build(Z, len(y), C, likelihood, start[0] * median_distance(X), start[1])
+    gpflow.set_trainable(model.inducing_variable, learn_inducing)
     q = [(model.q_mu, model.q_sqrt)]
     for parameter in q[0]:
         gpflow.set_trainable(parameter, False)  # moved by natural gradients, not by Adam
@@ -94,53 +94,61 @@ def train(
         natural.minimize(loss, q)
         adam.minimize(loss, model.trainable_variables)
 
-    order = rng.permutation(len(y))
-    step.get_concrete_function(X[order[:batch_size]], y[order[:batch_size]])
-    setup = time.perf_counter() - began
-    result: dict[str, Any] = {"setup_seconds": setup, "curve": [], "restarts": []}
-
     def variables() -> list[Any]:
         return [*model.variables, *adam.variables()]
 
-    looks: list[NDArray] = []
-    clock, t, look, i = 0.0, 0, 1, 0
-    while clock < budget:
-        if t % _SAVED == 0:
-            copy = [variable.numpy() for variable in variables()]
+    order = rng.permutation(len(y))
+    predict_f = tf.function(model.predict_f)
+    first = [variable.numpy() for variable in model.variables]
+    step(X[order[:batch_size]], y[order[:batch_size]])  # traces it and fills caches
+    for variable, value in zip(model.variables, first, strict=True):
+        variable.assign(value)
+    for variable in adam.variables():
+        variable.assign(tf.zeros_like(variable))
+    predict_f(X_test[:ROWS])
+    setup = time.perf_counter() - began
+    result: dict[str, Any] = {"setup_seconds": setup, "curve": [], "restarts": []}
+    seen: list[NDArray] = []
+    clock, warmup, i = Clock(budget, looks), Warmup(first_step, natural_step), 0
+    copies: list[list[NDArray]] = []
+    while not clock.over:
+        if warmup.t % SAVED == 0:
+            copies = [*copies[-1:], [variable.numpy() for variable in variables()]]
         rows, i = order[i : i + batch_size], i + batch_size
         if i + batch_size > len(y):  # whole batches only: another shape would be traced anew
             order, i = rng.permutation(len(y)), 0
-        started = time.perf_counter()
-        size.assign(min(gamma, first_gamma * 10.0 ** (t / _TENFOLD)))
-        try:
-            step(X[rows], y[rows])
-        except tf.errors.InvalidArgumentError:
-            result["restarts"].append({"seconds": clock, "steps": t, "gamma": float(size)})
-            gamma = 0.1 * float(size)
-            if gamma < _LEAST_GAMMA:
+        with clock:
+            size.assign(warmup.size)
+            try:
+                step(X[rows], y[rows])
+                ok = True
+            except tf.errors.InvalidArgumentError:
+                ok = False
+        if not ok:
+            again = {"seconds": clock.seconds, "steps": warmup.t, "natural_step": warmup.size}
+            result["restarts"].append(again)
+            if not warmup.failed():
                 result["failure"] = "natural gradients give NaN however short they are"
                 break
-            for variable, value in zip(variables(), copy, strict=True):
+            copies = copies[:1]  # the later one may be on the way to the failure already
+            for variable, value in zip(variables(), copies[0], strict=True):
                 variable.assign(value)
-        clock += time.perf_counter() - started
-        t += 1
-        if clock < budget * look / n_looks:
-            continue
-        look = math.floor(n_looks * clock / budget) + 1
-        result["curve"].append({"seconds": clock, "steps": t})
-        looks.append(predict_proba(model, X_test, likelihood))
-    return result, looks
+        warmup.t += 1
+        if clock.look():
+            result["curve"].append({"seconds": clock.seconds, "steps": warmup.t})
+            seen.append(predict_proba(predict_f, model.likelihood, X_test, likelihood))
+    return result, seen
 
 
-def predict_proba(model: Any, X: NDArray, likelihood: str) -> NDArray:
+def predict_proba(predict_f: Any, quadrature: Any, X: NDArray, likelihood: str) -> NDArray:
     """Probabilities (n, C): robust-max by GPflow's quadrature, the softmax averaged over draws."""
     rng = np.random.default_rng(0)
     parts = []
-    for i in range(0, len(X), 2000):
-        mean, variance = (a.numpy() for a in model.predict_f(X[i : i + 2000]))
+    for i in range(0, len(X), ROWS):
+        x = X[i : i + ROWS]
+        mean, variance = (a.numpy() for a in predict_f(x))
         if likelihood == "robust-max":
-            total = model.likelihood.predict_mean_and_var(X[i : i + 2000], mean, variance)[0]
-            total = total.numpy()
+            total = quadrature.predict_mean_and_var(x, mean, variance)[0].numpy()
         else:
             sd, total = np.sqrt(variance), np.zeros_like(mean)
             for _ in range(_SAMPLES // 2):
@@ -157,9 +165,14 @@ def softmax(f: NDArray) -> NDArray:
 
 
 def main() -> None:
-    name, points, settings, output = sys.argv[1:]
-    result, looks = train(load(name), np.load(points), **json.loads(Path(settings).read_text()))
+    rows, given, output = sys.argv[1:]
+    settings = json.loads(Path(given).read_text())
+    imported = time.time() - settings.pop("called_at")
+    with np.load(rows) as file:
+        split, Z = Split(*(file[key] for key in KEYS)), file["Z"]
+    result, looks = train(split, Z, **settings)
     packages = ("gpflow", "tensorflow", "tensorflow-probability", "tf_keras", "numpy")
+    result["import_seconds"] = imported
     result["versions"] = {package: version(package) for package in packages}
     np.savez(output, result=json.dumps(result), proba=np.array(looks))
 

@@ -1,25 +1,23 @@
 """One training step on a GPU: right, how fast, and where its time goes.
 
-python bench/gpu_step.py [--fits]
+python bench/gpu_step.py
 
 Every part prints as it ends and is kept at once; a part that fails says so and the next one
-starts. With --fits the default fit of MNIST, CovType and Shuttle is timed, where the data are.
+starts. Whole fits are timed by bench/gpu.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from record import RESULTS, context, scores
+from record import add_output, context, keep
 from step import data
 from torch.profiler import ProfilerActivity, profile
 
@@ -189,58 +187,36 @@ def breakdown(M: int, B: int, C: int, D: int) -> dict[str, Any]:
     }
 
 
-def fits() -> dict[str, Any]:
-    """The default fit, seconds and scores."""
-    from data import load
-
-    from conjugp import GPClassifier
-
-    found = {}
-    for name in ("shuttle", "mnist", "covtype"):
-        try:
-            split = load(name)
-        except Exception as error:
-            print(f"{name}: {error}")
-            continue
-        began = time.perf_counter()
-        clf = GPClassifier(device="cuda", random_state=0).fit(split.X_train, split.y_train)
-        seconds = time.perf_counter() - began
-        proba = clf.predict_proba(split.X_test)
-        found[name] = {"seconds": seconds, **scores(split.y_test, proba, clf.classes_)}
-        print(name, found[name])
-    return found
+def without_launches() -> dict[str, Any]:
+    """The first shape with the expectations as torch's own operations."""
+    serves, launches.serves = launches.serves, lambda _: False
+    try:
+        return speed(*SHAPES[0])
+    finally:
+        launches.serves = serves
 
 
 def main() -> None:
     """All parts, each kept when it ends."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fits", action="store_true")
-    parser.add_argument("--output", type=Path, default=RESULTS / "gpu_step.json")
+    add_output(parser, "gpu_step.json")
     args = parser.parse_args()
-    found: dict[str, Any] = {**context(), "gpu": torch.cuda.get_device_name()}
     parts: dict[str, Callable[[], Any]] = {"scalars": scalars, "equal to the CPU": equal}
     for shape in SHAPES:
         parts[f"speed {shape}"] = lambda s=shape: speed(*s)
     for shape in SHAPES[:2]:
         parts[f"kernels {shape}"] = lambda s=shape: breakdown(*s)
-
-    def without_launches() -> dict[str, Any]:
-        launches.serves = lambda _: False
-        return speed(*SHAPES[0])
-
-    if args.fits:
-        parts["fits"] = fits
     parts["speed without own launches"] = without_launches
     for name, part in parts.items():
         began = time.perf_counter()
         try:
-            found[name] = part()
-            print(f"--- {name}, {time.perf_counter() - began:.1f} s: {found[name]}", flush=True)
+            found = part()
+            print(f"--- {name}, {time.perf_counter() - began:.1f} s: {found}", flush=True)
         except Exception:
-            found[name] = {"failed": traceback.format_exc()}
-            print(f"--- {name} FAILED\n{found[name]['failed']}", flush=True)
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps(found, indent=1) + "\n")
+            found = {"failed": traceback.format_exc()}
+            print(f"--- {name} FAILED\n{found['failed']}", flush=True)
+        gpu = torch.cuda.get_device_name()
+        keep(args.output, name, {**context(), "gpu": gpu, "found": found})
 
 
 if __name__ == "__main__":

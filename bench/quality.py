@@ -24,6 +24,7 @@ TARGETS = {
 }
 # On these the target is the NLL of every rival.
 RIVALRY = ("satimage", "dry_bean", "glass")
+SETS = (*TARGETS, *RIVALRY)
 MEASURES = ("error", "nll", "ece")
 
 
@@ -144,15 +145,15 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sets", nargs="*", metavar="set", help=", ".join(SPLITS) + " (all)")
+    parser.add_argument("sets", nargs="*", metavar="set", help=", ".join(SETS) + " (all)")
     parser.add_argument("--splits", type=int, help="of the sets with several, only the first few")
     add_output(parser, "quality.json")
     arguments = parser.parse_args()
-    unknown = [name for name in arguments.sets if name not in SPLITS]
+    unknown = [name for name in arguments.sets if name not in SETS]
     if unknown:
-        parser.error(f"unknown set {unknown[0]!r}; there are {', '.join(SPLITS)}")
+        parser.error(f"unknown set {unknown[0]!r}; there are {', '.join(SETS)}")
     results = {}
-    for name in arguments.sets or SPLITS:
+    for name in arguments.sets or SETS:
         results[name] = run(name, arguments.splits)
         keep(arguments.output, name, results[name])
         print(f"{name}: {table({name: results[name]}).splitlines()[2]}", flush=True)

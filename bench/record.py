@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import re
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -81,6 +82,16 @@ def scores(y: NDArray, proba: NDArray, classes: NDArray) -> dict[str, float]:
         "nll": metrics.nll(y, proba, labels=classes),
         "ece": metrics.expected_calibration_error(y, proba, n_bins=15, labels=classes),
     }
+
+
+def put_table(page: Path, table: str) -> None:
+    """Replace the table of a page that has the same first line."""
+    text = page.read_text(encoding="utf-8")
+    head = re.escape(table.partition("\n")[0])
+    new, n = re.subn(rf"^{head}\n(\|.*\n)*", lambda _: table + "\n", text, flags=re.M)
+    if n != 1:
+        raise ValueError(f"{page.name} must have one table with the first line of this: {table}")
+    page.write_text(new, encoding="utf-8")
 
 
 def _rounded(value: Any) -> Any:

@@ -1,9 +1,11 @@
 """Seconds of one training step beside those of its matrix products and factorisations alone.
 
 python bench/step.py [--repeats 15] [--profile]
+python bench/step.py --threads 1 --cpu-time   # on a machine that has other work
 
 Steps of the coupled fit with full covariances and all hyperparameter gradients, float32: the
-readable step, the fused one, and the products and factorisations of each, run in turn.
+readable step, the fused one, and the products and factorisations of each, one after the other as
+in a step, all in turn.
 """
 
 from __future__ import annotations
@@ -95,7 +97,9 @@ def products(M: int, B: int, C: int, n_features: int, *, fused: bool) -> dict[st
     return ops
 
 
-def measure(M: int, B: int, C: int, bound: str, repeats: int) -> dict[str, Any]:
+def measure(
+    M: int, B: int, C: int, bound: str, repeats: int, now: Callable[[], float]
+) -> dict[str, Any]:
     """Medians of alternating repeats, in milliseconds."""
     rows = data(4 * B, C, D)
     steps = {
@@ -105,15 +109,14 @@ def measure(M: int, B: int, C: int, bound: str, repeats: int) -> dict[str, Any]:
     times: dict[tuple[str, str], list[float]] = {}
 
     def clock(key: tuple[str, str], work: Callable[[], Any]) -> None:
-        began = time.perf_counter()
+        began = now()
         work()
-        times.setdefault(key, []).append(1e3 * (time.perf_counter() - began))
+        times.setdefault(key, []).append(1e3 * (now() - began))
 
     for i in range(repeats + 1):
         for name, step in steps.items():
             clock((name, "step"), step)
             for op, work in floors[name].items():
-                work()  # warm, as inside a step
                 clock((name, op), work)
         if i == 0:
             times.clear()
@@ -142,6 +145,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--bound", default="tight")
+    parser.add_argument("--cpu-time", action="store_true", help="of this thread, not of the clock")
     parser.add_argument("--profile", action="store_true", help="where the time goes, and stop")
     add_output(parser, "step.json")
     args = parser.parse_args()
@@ -150,7 +154,8 @@ def main() -> None:
         if args.profile:
             profile(M, B, C, args.bound)
             continue
-        found = measure(M, B, C, args.bound, args.repeats)
+        now = time.thread_time if args.cpu_time else time.perf_counter
+        found = measure(M, B, C, args.bound, args.repeats, now)
         for name in ("readable", "fused"):
             r = found[name]
             print(

@@ -92,7 +92,7 @@ def contestants(M: int, n_features: int, folder: Path) -> dict[str, Callable[[ND
     found["conjugp"] = shared.predict_proba
     found["conjugp in ONNX Runtime"] = lambda x: session.run(None, {"X": x})[1]
     found["conjugp, a covariance per class"] = each.predict_proba
-    model = SVGP(torch.as_tensor(X[:M]), N_CLASSES, 2.0 * np.sqrt(n_features), shared=True)
+    model = SVGP(torch.as_tensor(X[:M]), N_CLASSES, 2.0 * np.sqrt(n_features))
     likelihood = gpytorch.likelihoods.SoftmaxLikelihood(num_classes=N_CLASSES, mixing_weights=False)
     model.eval()
     likelihood.eval()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
+import hashlib
 import importlib
 import json
 import math
 import sys
 from pathlib import Path
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -15,15 +18,18 @@ BENCH = Path(__file__).parents[1] / "bench"
 ENTRIES = {
     "quality": {"n_train", "n_test", "n_features", "n_classes", "n_splits", "models", "splits"}
     | {"targets", "passed"},
-    "peers": {"budget", "gpytorch_inputs", "inputs_tried", "same_size"},
+    "compare": {"budget", "peers", "conjugp", "contests", "tuned_on"},
+    "tuning": {"budget", "peers"},
     "small": {"seconds", "median", "ratio", "passed"},
     "gibbs": {"n_points", "n_classes", "speed"},
-    "rivals": {"budget", "inputs", "peers", "conjugp", "contests"},
     "soak": {"seed", "passed", "seconds"},
     "throughput": {"n_inducing", "n_features", "n_classes"},
+    "step": {"M", "B", "C", "D", "bound", "readable", "fused", "speed_up"},
+    "gpu_step": {"gpu", "found"},
 }
-CONTEST = {"target_nll", "ratio", "passed", "gpytorch", "gpytorch_settings", "gpytorch_seconds"}
-CONTEST |= {"conjugp", "conjugp_settings", "conjugp_seconds", "conjugp_nll"}
+CONTEST = {"target_nll", "error", "peer_seconds", "ratio", "wanted", "passed"}
+CONTEST |= {"conjugp_settings", "conjugp_seconds", "conjugp_nll"}
+POINT = {"seconds", "error", "nll", "ece"}
 
 
 @pytest.fixture
@@ -38,22 +44,11 @@ def script(monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "data",
-        "record",
-        "quality",
-        "peers",
-        "small",
-        "gibbs",
-        "rivals",
-        "soak",
-        "soak_ranks",
-        "scaling",
-        "throughput",
-    ],
-)
+SCRIPTS = "data sources record clock contestants compare quality small gibbs soak throughput step"
+SCRIPTS += " soak_ranks scaling"
+
+
+@pytest.mark.parametrize("name", SCRIPTS.split())
 def test_scripts_import(script, name):
     assert script(name).__doc__
 
@@ -70,6 +65,137 @@ def test_missing_file_is_named(script, monkeypatch, tmp_path):
     monkeypatch.setenv("CONJUGP_DATA", str(tmp_path))
     with pytest.raises(data.MissingDataError, match=r"letter\.npz is missing: CONJUGP_DATA"):
         data.load("letter")
+
+
+@pytest.fixture
+def tiny(script, monkeypatch, tmp_path):
+    """The module that fetches, with a cache of its own and no user's folder."""
+    monkeypatch.delenv("CONJUGP_DATA", raising=False)
+    monkeypatch.setenv("CONJUGP_CACHE", str(tmp_path / "cache"))
+    return script("sources")
+
+
+def small_shuttle(sources, monkeypatch, rows, sha256):
+    """Shuttle cut down to six rows, of which four are for training."""
+    source = sources.SOURCES["shuttle"]
+    small = source._replace(
+        rows=lambda folder: rows, shape=(6, 2), n_classes=3, n_train=4, sha256=sha256
+    )
+    monkeypatch.setitem(sources.SOURCES, "shuttle", small)
+
+
+ROWS = (np.arange(12.0).reshape(6, 2) - 3, np.array(list("123123")))
+# Of these numbers as 16-bit integers and these labels, counted from 0, as bytes.
+SUM = hashlib.sha256(
+    b"".join(i.to_bytes(2, "little", signed=True) for i in range(-3, 9)) + bytes([0, 1, 2] * 2)
+).hexdigest()
+
+
+def test_fetched_rows_are_checked_kept_and_split(script, tiny, monkeypatch, tmp_path):
+    small_shuttle(tiny, monkeypatch, ROWS, SUM)
+    data = script("data")
+    first = data.load("shuttle")
+    np.testing.assert_array_equal(first.X_train, ROWS[0][:4])
+    np.testing.assert_array_equal(first.y_test, [1, 2])
+    # From now on the cache gives them.
+    small_shuttle(tiny, monkeypatch, None, SUM)
+    again = data.load("shuttle")
+    for a, b in zip(first, again, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["shuttle.npz"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ((ROWS[0][::-1], ROWS[1]), f"SHA-256 .*, not {SUM}"),
+        ((ROWS[0] + 0.5, ROWS[1]), "not whole"),
+        ((ROWS[0], ROWS[1][::-1]), "SHA-256"),
+        ((ROWS[0][:5], ROWS[1][:5]), r"\(5, 2, 3\); expected \(6, 2, 3\)"),
+    ],
+)
+def test_other_rows_are_refused_and_not_kept(script, tiny, monkeypatch, tmp_path, rows, said):
+    small_shuttle(tiny, monkeypatch, rows, SUM)
+    data = script("data")
+    with pytest.raises(data.MissingDataError, match=said):
+        data.load("shuttle")
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_set_that_is_nowhere_is_said(script, tiny, monkeypatch, tmp_path):
+    def no_network(*_, **__):
+        raise URLError("no network")
+
+    for name in ("fetch_openml", "fetch_covtype", "fetch_file"):
+        monkeypatch.setattr(f"sklearn.datasets.{name}", no_network)
+    data = script("data")
+    for name, source in tiny.SOURCES.items():
+        with pytest.raises(data.MissingDataError, match=r"CONJUGP_DATA.*no network") as error:
+            data.load(name)
+        assert f"{name}.npz" in str(error.value) and source.origin in str(error.value)
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_cache_file_is_whole_or_not_there(script, tiny, monkeypatch, tmp_path):
+    small_shuttle(tiny, monkeypatch, ROWS, SUM)
+
+    def killed(path, **_):
+        Path(path).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tiny.np, "savez_compressed", killed)
+    with pytest.raises(KeyboardInterrupt):
+        script("data").load("shuttle")
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def write_sensit(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Seven rows as LIBSVM has them: five to train on, two to test on, zeros left out."""
+    rng = np.random.default_rng(0)
+    X = np.round(rng.standard_normal((7, 100)), 4) * (rng.uniform(size=(7, 100)) < 0.7)
+    X[:, 99], y = 0.5, np.array([1, 2, 3, 3, 1, 2, 3])
+    folder.mkdir(exist_ok=True)
+    for name, rows in (("combined.bz2", range(5)), ("combined.t.bz2", range(5, 7))):
+        lines = [
+            f"{y[i]} " + " ".join(f"{j + 1}:{x:g}" for j, x in enumerate(X[i]) if x) + " \n"
+            for i in rows
+        ]
+        (folder / name).write_bytes(bz2.compress("".join(lines).encode()))
+    return X, y
+
+
+def test_sensit_is_read_in_its_own_format(script, tiny, monkeypatch, tmp_path):
+    """From the user's folder, and fetched; nothing but the number of rows is small."""
+    small = tiny.SOURCES["sensit"]._replace(shape=(7, 100), n_train=5)
+    X, y = write_sensit(tmp_path / "data")
+
+    def fetch_file(url, folder, local_filename):
+        assert url == f"{tiny.LIBSVM}/{local_filename}"
+        (folder / local_filename).write_bytes((tmp_path / "data" / local_filename).read_bytes())
+
+    monkeypatch.setattr("sklearn.datasets.fetch_file", fetch_file)
+    data = script("data")
+    with pytest.raises(data.MissingDataError, match=r"expected \(98528, 100, 3\)"):
+        data.load("sensit")
+    monkeypatch.setitem(tiny.SOURCES, "sensit", small)
+    fetched = data.load("sensit")
+    monkeypatch.setenv("CONJUGP_DATA", str(tmp_path / "data"))
+    for split in (fetched, data.load("sensit")):
+        np.testing.assert_array_equal(split.X_train, X[:5].astype(np.float32))
+        np.testing.assert_array_equal(split.X_test, X[5:].astype(np.float32))
+        np.testing.assert_array_equal(split.y_train, y[:5] - 1)
+        np.testing.assert_array_equal(split.y_test, y[5:] - 1)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["sensit.npz"]
+
+
+def test_a_damaged_sensit_file_is_refused(script, tiny, monkeypatch, tmp_path):
+    write_sensit(tmp_path)
+    path = tmp_path / "combined.bz2"
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 2] ^= 1
+    path.write_bytes(whole)
+    with pytest.raises((OSError, ValueError)):
+        tiny.read_sensit(tmp_path)
 
 
 def test_unknown_sets_and_splits_are_refused(script):
@@ -109,36 +235,150 @@ def test_results_are_kept_set_by_set(script, tmp_path):
 
 
 def test_contest_takes_the_fastest_fit_that_is_as_good(script):
-    peers = script("peers")
-    curve = [{"seconds": s, "nll": x} for s, x in ((10.0, 0.9), (20.0, 0.5004), (30.0, 0.5))]
-    peer = {"settings": {}, "curve": curve}
+    compare = script("compare")
+    points = ((10.0, 0.9, 0.3), (20.0, 0.5004, 0.2), (30.0, 0.5, 0.1))
+    peer = {"curve": [{"seconds": s, "nll": x, "error": e} for s, x, e in points]}
     fits = [
         {"settings": {"max_epochs": n}, "seconds": s, "nll": x}
         for n, s, x in ((1, 1.0, 0.51), (3, 4.0, 0.4), (2, 2.0, 0.5))
     ]
-    found = peers.verdict(peers.best_nll(peer), peer, fits)
-    assert found["target_nll"] == 0.5 and found["gpytorch_seconds"] == 20.0
+    found = compare.verdict(peer, fits, 9.0)
+    assert found["target_nll"] == 0.5 and found["error"] == 0.1
+    # A straight line from (10, 0.9) to (20, 0.5004) is at 0.5005 here.
+    theirs = 10 + 10 * (0.9 - 0.5005) / (0.9 - 0.5004)
+    assert found["peer_seconds"] == pytest.approx(theirs, rel=1e-12)
     assert found["conjugp_settings"] == {"max_epochs": 2}
-    assert found["ratio"] == 10.0 and found["passed"]
-    missed = peers.verdict(0.3, peer, fits)
+    assert found["ratio"] == pytest.approx(theirs / 2) and found["passed"]
+    assert not compare.verdict(peer, fits, 10.0)["passed"]
+    missed = compare.verdict(peer, fits[:1], 10.0)
     assert missed["ratio"] is None and not missed["passed"]
+    # Separate fits have nothing between them, and a curve may begin below.
+    separate = {"curve": [{**point, "rows": 1} for point in peer["curve"]]}
+    assert compare.seconds_to(separate, 0.6) == 20.0
+    assert compare.seconds_to(peer, 0.95) == 10.0
+    assert compare.seconds_to(peer, 0.1) == math.inf
 
 
-def test_rivals_take_the_fastest_fit_that_is_as_good(script):
-    rivals = script("rivals")
-    peer = {"curve": [{"seconds": s, "nll": x} for s, x in ((5.0, 0.4), (9.0, 0.3))]}
-    fits = [{"settings": {"max_epochs": n}, "seconds": 3.0 * n, "nll": 0.5 / n} for n in (1, 2, 3)]
-    found = rivals.verdict(peer, fits)
-    assert (found["peer_seconds"], found["conjugp_seconds"], found["ratio"]) == (9.0, 6.0, 1.5)
-    assert found["passed"]
-    slower = rivals.verdict(peer, [{**fits[0], "nll": 0.3, "seconds": 18.0}])
-    assert slower["ratio"] == 0.5 and not slower["passed"]
-    missed = rivals.verdict(peer, fits[:1])
-    assert missed["ratio"] is None and not missed["passed"]
+def test_settings_are_chosen_one_after_the_other(script, monkeypatch):
+    compare = script("compare")
+    costs = {"learning_rate": {0.03: 0, 0.01: 1}, "batch_size": {200: 2, 1000: 0}}
+    costs["learn_inducing"] = {True: 1, False: 0}
+    costs["inputs"] = {"raw": 1, "standardised": 0}
+
+    def fake(self, key, settings, budget):
+        assert budget == 15.0 and settings["looks"] == compare.LAST_LOOKS
+        nll = 1 + sum(values[settings[name]] for name, values in costs.items())
+        return {"settings": settings, "curve": [{"seconds": 20.0, "nll": nll}]}
+
+    monkeypatch.setattr(compare.Contest, "peer", fake)
+    found = compare.Contest("mnist", 60.0, "python").tune("gpytorch-adam")
+    best = {name: min(values, key=values.get) for name, values in costs.items()}
+    assert (
+        found["settings"] == {**best, "optimiser": "adam", "start": compare.SAME_START}
+        and found["nll"] == 1
+    )
+    assert len(found["runs"]) == 6 and "looks" not in found["runs"][0]["settings"]
+
+
+def test_all_contestants_meet_and_failures_are_said(script, monkeypatch):
+    compare = script("compare")
+    point = {"error": 0.1, "ece": 0.01}
+    runs = {
+        "gpytorch-adam": {"curve": [{"seconds": 50.0, "nll": 0.2, **point}]},
+        "gpytorch-ngd": {"curve": [{"seconds": 60.0, "nll": 0.3, **point}], "restarts": [{}]},
+        "gpflow-robust-max": {"curve": [], "failure": "NaN"},
+        "scikit-learn": {"curve": [{"seconds": 30.0, "nll": 0.1, "rows": 1000, **point}]},
+    }
+    monkeypatch.setattr(
+        compare.Contest, "peer", lambda _, key, given, __: {"settings": given, **runs[key]}
+    )
+
+    def fit(function, name, settings):
+        assert function is compare.conjugp_fit and name == "shuttle"
+        return {"settings": settings, "seconds": 2.0, "nll": 0.4 / settings["max_epochs"], **point}
+
+    monkeypatch.setattr(compare, "alone", fit)
+    settings = {key: {"learn_inducing": key == "gpytorch-adam"} for key in runs}
+    settings["scikit-learn"] = {}
+    result = compare.Contest("shuttle", 60.0, "python", lambda _: None).run(settings, (1, 2, 3))
+    assert [one["settings"]["max_epochs"] for one in result["conjugp"]] == [1, 2, 3]
+    lines = [line.split(" | ") for line in compare.table({"shuttle": result}).splitlines()[2:]]
+    assert lines[0][2] == "learned" and lines[0][-2:] == ["25.0", " |"]
+    assert lines[1][2] == "fixed" and lines[1][-2:] == ["30.0", "1 restart after NaN |"]
+    assert lines[2][-1] == "fails |"
+    assert lines[3][2] == "none" and lines[3][-2:] == ["", "below 20, 1,000 rows |"]
+
+
+def test_settings_come_from_the_set_or_one_like_it(script, tmp_path):
+    compare = script("compare")
+    path = tmp_path / "tuning.json"
+    ngd = {"settings": {"natural_step": 1.0, "inputs": "standardised"}}
+    adam = {"settings": {"inputs": "standardised"}}
+    sets = {
+        "mnist": {"peers": {"gpytorch-adam": adam}},
+        "shuttle": {"peers": {"gpytorch-ngd": ngd}},
+    }
+    path.write_text(json.dumps({"sets": sets}))
+    keys = ("gpytorch-adam", "gpytorch-ngd", "gpflow-softmax", "scikit-learn")
+    found = [compare.tuned(path, "fashion_mnist", key) for key in keys]
+    assert [place for _, place in found] == ["mnist", "shuttle", None, None]
+    # Of a set of another kind all but the scale of the inputs is taken.
+    inputs = [settings["inputs"] for settings, _ in found]
+    assert inputs == ["standardised", "raw", "raw", "raw"]
+    assert found[1][0]["natural_step"] == 1.0 and found[1][0]["batch_size"] == 200
+    assert found[2][0]["natural_step"] == compare.PEERS[keys[2]].choices["natural_step"][0]
 
 
 def test_missing_gpflow_is_seen(script, tmp_path):
-    assert not script("rivals").has_gpflow(str(tmp_path / "python"))
+    compare = script("compare")
+    assert not compare.has_gpflow(str(tmp_path / "python"))
+
+
+def test_clock_runs_inside_steps_only_and_looks_are_taken_once(script, monkeypatch):
+    clock = script("clock")
+    now = iter([0.0, 1.0, 5.0, 7.0, 7.0, 17.0])
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: next(now))
+    one = clock.Clock(10.0, looks=(0.1, 0.2, 1.0))
+    with one:
+        pass
+    assert one.seconds == 1.0 and one.look() and not one.look()
+    with one:
+        pass
+    assert one.seconds == 3.0 and one.look() and not one.over
+    with one:
+        pass
+    assert one.seconds == 13.0 and one.look() and one.over and not one.look()
+
+
+def test_natural_steps_grow_and_shrink_after_a_failure(script):
+    clock = script("clock")
+    warmup = clock.Warmup(1e-6, 0.1)
+    sizes = []
+    for warmup.t in (0, 20, 40, 200):
+        sizes.append(warmup.size)
+    assert sizes == pytest.approx([1e-6, 1e-5, 1e-4, 0.1])
+    assert warmup.failed() and warmup.size == pytest.approx(0.01)
+    assert [warmup.failed() for _ in range(5)] == [True] * 4 + [False]
+
+
+def test_scikit_learn_gets_every_class_and_as_many_rows_as_it_manages(script, monkeypatch):
+    contestants, data = script("contestants"), script("data")
+    rng = np.random.default_rng(0)
+    y = np.r_[np.zeros(60, int), np.ones(57, int), [2, 2, 3]]
+    X = (rng.standard_normal((120, 2)) + 2 * y[:, None]).astype(np.float32)
+    assert set(y[contestants.every_class_first(y)[:4]]) == {0, 1, 2, 3}
+    assert sorted(contestants.every_class_first(y)) == list(range(120))
+    split = data.Split(X, y, X[::8], y[::8])
+    monkeypatch.setattr(contestants, "load", lambda _: split)
+    monkeypatch.setattr(contestants, "FIRST_ROWS", 20)
+    settings = {"inputs": "standardised", "start": (1.0, 1.0)}
+    run = contestants.sklearn_fit("any", X[:5], settings, 1e-6)
+    assert [point["rows"] for point in run["curve"]] == [20]
+    monkeypatch.setattr(contestants, "CUBE", 0.0)
+    monkeypatch.setattr(contestants, "MORE_ROWS", 5)
+    run = contestants.sklearn_fit("any", X[:5], settings, 10.0)
+    assert [point["rows"] for point in run["curve"]] == [20, 100]
+    assert run["curve"][1]["nll"] < run["curve"][0]["nll"]
 
 
 def test_the_sampler_is_measured(script, monkeypatch):
@@ -173,14 +413,33 @@ def test_throughput_is_measured(script):
     assert throughput.rows_in(clf.predict_proba, X) >= 60
 
 
+def test_a_step_is_measured(script, monkeypatch):
+    step = script("step")
+    monkeypatch.setattr(step, "D", 5)
+    found = step.measure(8, 16, 3, "tight", 2, step.time.perf_counter)
+    for name in ("readable", "fused"):
+        parts = found[name]["parts_ms"].values()
+        assert found[name]["floor_ms"] == pytest.approx(sum(parts)) and min(parts) > 0
+        assert found[name]["ratio"] == found[name]["ms"] / found[name]["floor_ms"]
+    assert found["speed_up"] == found["readable"]["ms"] / found["fused"]["ms"]
+
+
 def test_results_are_as_documented():
     for path in (BENCH / "results").glob("*.json"):
         for entry in json.loads(path.read_text())["sets"].values():
             assert {"date", "machine", "versions"} | ENTRIES[path.stem] <= entry.keys()
             assert {"cpu", "cores", "threads"} == entry["machine"].keys()
             assert {"python", "conjugp", "torch", "numpy"} <= entry["versions"].keys()
-            for contest in entry.keys() & {"same_size", "own_best"}:
-                assert CONTEST <= entry[contest].keys()
+            if path.stem == "compare":
+                for contest in entry["contests"].values():
+                    assert CONTEST == contest.keys()
+                for run in entry["peers"].values():
+                    assert all(POINT <= point.keys() for point in run["curve"])
+                    assert run["curve"] or "failure" in run
+                assert all(POINT | {"settings"} <= fit.keys() for fit in entry["conjugp"])
+            if path.stem == "tuning":
+                for peer in entry["peers"].values():
+                    assert peer["settings"] in [run["settings"] for run in peer["runs"]]
             if path.stem == "quality":
                 assert entry["passed"].keys() == entry["targets"].keys()
                 own = entry["models"]["GPClassifier"]

@@ -23,7 +23,8 @@ from conjugp.decoupled import (
     start_mean,
 )
 from conjugp.features import basis
-from conjugp.inference.mean import Mean, MeanData, fit_mean
+from conjugp.inference import captured
+from conjugp.inference.mean import Mean, MeanData, Step, fit_mean
 from conjugp.kernels import RBF, Matern32
 from conjugp.model import Model, coupled
 from conjugp.training import initial_state
@@ -311,3 +312,23 @@ def test_progress_reports_the_objective(data):
     config = settings(n_epochs=30)
     fit_weights(KERNEL, data.X[:M], data, start, config, generator(), lambda e, x: seen.append(x))
     assert len(seen) == 30 and seen[-1] > seen[0]
+
+
+@pytest.mark.parametrize("whitened", [True, False])
+@pytest.mark.parametrize("learn_mean", [True, False])
+def test_recorded_steps_are_the_steps(whitened, learn_mean):
+    """Without a GPU to record them, but by the same lines."""
+    data = blobs(90, 3)
+    b = basis([KERNEL], data.X[:20])
+    rows = KernelRows(b, data, 2**30, whitened)
+    source = MeanData(rows, None if whitened else b.L_inv[0], data, None)
+    ends = []
+    for recorded in (False, True):
+        here = Mean(data.X.new_zeros(3, 20), data.X.new_full((3,), -0.7))
+        step = Step(here, source, LIKELIHOOD, "tight", learn_mean, 3 / 90, 1 / 90)
+        assert not captured.applies(step)
+        take = captured.CapturedStep(step) if recorded else step
+        values = [float(take(slice(i % 3 * 30, i % 3 * 30 + 30), 0.1, 1.0)) for i in range(9)]
+        ends.append((here.w, here.mean, torch.tensor(values), *step.adam.second))
+    for a, c in zip(*ends, strict=True):
+        torch.testing.assert_close(a, c, rtol=1e-11, atol=1e-13)

@@ -27,8 +27,15 @@ LOOP = """
 extern "C" void run(int n, double* m, double* v, double* o) {
     for (int i = 0; i < n; ++i) {
         double* p = o + 7 * i;
-        logistic_moments<double>(m[i], v[i], p[0], p[1], p[2], p[3], p[4], p[5]);
-        p[6] = expected_log_sigmoid<double>(m[i], v[i]);
+        double s[3] = {0, 0, 0}, t[3];
+        for (int lane = 0; lane < 32; ++lane) {
+            moment_sums<double>(m[i], v[i], lane, t[0], t[1], t[2]);
+            for (int j = 0; j < 3; ++j) s[j] += t[j];
+            p[6] += log_sigmoid_sums<double>(m[i], v[i], lane);
+        }
+        logistic_moments<double>(
+            m[i], v[i], s[0], s[1], s[2], p[0], p[1], p[2], p[3], p[4], p[5]
+        );
     }
 }
 """
@@ -39,7 +46,7 @@ def found(tmp_path_factory):
     """m, v and what the compiled functions say, (7, n)."""
     folder = tmp_path_factory.mktemp("launches")
     source, library = folder / "k.cpp", folder / "k.so"
-    source.write_text(SHIM + launches.MOMENTS + launches.LOG_SIGMOID + LOOP)
+    source.write_text(SHIM + launches.MOMENT_SUMS + launches.MOMENTS + launches.LOG_SIGMOID + LOOP)
     compiler = shutil.which("c++")
     assert compiler is not None
     subprocess.run([compiler, "-O1", "-shared", "-fPIC", source, "-o", library], check=True)
@@ -74,6 +81,8 @@ def test_names_are_found():
     """torch reads the name of a function out of its text."""
     from torch.cuda.jiterator import _CodeParser
 
+    assert _CodeParser(launches.MOMENT_SUMS).function_name == "moment_sums"
     assert _CodeParser(launches.MOMENTS).function_name == "logistic_moments"
-    assert _CodeParser(launches.LOG_SIGMOID).function_name == "expected_log_sigmoid"
+    assert _CodeParser(launches.LOG_SIGMOID).function_name == "log_sigmoid_sums"
+    assert launches.LANES == 32  # as in the text
     assert not launches.serves(torch.zeros(1))

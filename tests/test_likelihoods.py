@@ -18,7 +18,7 @@ import brute
 from conjugp import likelihoods
 from conjugp.inference import svi
 from conjugp.kernels import RBF
-from conjugp.likelihoods import LIKELIHOODS, Likelihood, get_likelihood
+from conjugp.likelihoods import LIKELIHOODS, Likelihood, LogisticSoftmax, get_likelihood
 from conjugp.likelihoods.base import MC
 from conjugp.posterior import kl, moments
 from conjugp.training import Settings
@@ -291,3 +291,11 @@ def test_one_s_own_likelihood_must_write_the_bounds_it_names():
     y, m, v = random_batch(3, 3)
     with pytest.raises(NotImplementedError, match="Unfinished names the bound 'closed'"):
         Unfinished().site(y, m, v)
+
+
+def test_slopes_in_closed_form():
+    f = 30 * torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(50) % 4
+    found, expected = LogisticSoftmax().slope(y, f), Likelihood.slope(LogisticSoftmax(), y, f)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)

@@ -26,11 +26,12 @@ from conjugp.ep_training import EPTrainer
 from conjugp.inference.mean import Interrupted
 from conjugp.joint import JointSettings, learn_kernel
 from conjugp.kernels import RBF, Kernel, Matern52, Normalised
+from conjugp.likelihoods.base import Likelihood
 from conjugp.model import Model, coupled
 from conjugp.plan import Plan
 from conjugp.posterior import Posterior, prior
 from conjugp.scaling import Scaling
-from conjugp.search import Candidate, class_centres, held_out_loss, search
+from conjugp.search import Candidate, class_centres, held_out_loss, rescaled, search
 from conjugp.shards import Shards
 from conjugp.training import Progress, Result, Settings, State, Trainer, initial_state
 
@@ -42,6 +43,7 @@ RELEVANCE_CLASSES = 50  # beyond so many classes, what tells ten of them apart i
 REFIT_ROWS = 20_000  # up to here the last fit to all rows starts afresh
 SEARCH_ROWS, SEARCH_INDUCING, SEARCH_CLASSES = 8000, 800, 250
 SEARCH_EPOCHS, GLANCE_EPOCHS = 10, 4
+REFINE_ROWS, REFINE_INDUCING = 24_000, 2400  # for a last look at the lengthscale
 SPHERE_FEATURES = 16  # from here on the rows may be an embedding, of which directions matter
 ELBO_ROWS, ELBO_PAIRS = (
     10_000,
@@ -146,7 +148,7 @@ class Fitter:
             Z = p.inducing if n_inducing >= len(p.inducing) else p.inducing[few.to(some.X.device)]
         else:
             Z = inducing.choose(p.inducing, some.X, some.weight, n_inducing, kernel, self.generator)
-            Z = data.group.same(Z.cpu()).to(Z)
+            Z = data.group.same_tensor(Z)
         kernels = [kernel] * (1 if p.shared_kernel else data.n_classes)
         return initial_state(kernels, Z, mean.clone())
 
@@ -246,7 +248,10 @@ class Fitter:
 
         Not before q is fitted: at the prior any label is as likely as any other.
         """
-        p, part = self.plan, data.head(ELBO_ROWS)
+        p = self.plan
+        if type(p.likelihood).learned is Likelihood.learned:
+            return False
+        part = data.head(ELBO_ROWS)
         m, v = coupled(state, p.likelihood, p.bound, p.options.jitter).latent(part.X)
         learned = p.likelihood.learned(part.y, m, v, part.weight)
         self.plan = replace(p, likelihood=learned)
@@ -448,20 +453,21 @@ class Fitter:
         p, D = self.plan, train.X.shape[1]
         kept = largest_classes(train, SEARCH_CLASSES)
         train, held = only_classes(train, kept), only_classes(held, kept)
-        n = min(SEARCH_ROWS, train.n)
-        sub, trial = train.rows(0, n), held.rows(0, 2000)
-        settings = self._mean_settings(n, batch_size=256)
-        M, mean = min(SEARCH_INDUCING, n // 2 + 1), self._mean_of(train)
+        mean = self._mean_of(train)
 
-        def loss(kernel: Kernel, n_epochs: int = SEARCH_EPOCHS) -> float:
-            a, b = sub, trial
+        def loss_at(kernel: Kernel, n: int, M: int, batch: int, n_epochs: int) -> float:
+            a, b = train.rows(0, n), held.rows(0, n // 4)
             if self.kernel is None and isinstance(kernel, Normalised):
-                a, b = self._uncentred(sub), self._uncentred(trial)
-            how = replace(settings, n_epochs=n_epochs)
+                a, b = self._uncentred(a), self._uncentred(b)
+            M = min(M, a.n // 2 + 1)
+            how = self._mean_settings(a.n, batch_size=batch, n_epochs=n_epochs)
             return self.journal.stage(
                 "candidate",
                 lambda: held_out_loss(kernel, a, b, mean, M, how, p.seed, self.journal),
             )
+
+        def loss(kernel: Kernel, n_epochs: int = SEARCH_EPOCHS) -> float:
+            return loss_at(kernel, SEARCH_ROWS, SEARCH_INDUCING, 256, n_epochs)
 
         def glance(kernel: Kernel) -> float:
             return loss(kernel, GLANCE_EPOCHS)
@@ -474,6 +480,37 @@ class Fitter:
         if self.kernel is None:
             other = search([("rough", rough(best.kernel))], (1.0, 1.4), (0,), loss, D, report)
             best = min(best, other, key=lambda c: c.loss)
+        return self._refined(best.kernel, train, held, loss_at, report)
+
+    def _refined(
+        self,
+        kernel: Kernel,
+        train: Data,
+        held: Data,
+        loss_at: Callable[[Kernel, int, int, int, int], float],
+        report: Callable[[Candidate], None],
+    ) -> Kernel:
+        """The kernel, or the same a little longer or shorter: what many more rows say, if any."""
+        if train.n < REFINE_ROWS or held.n < SEARCH_ROWS // 4:
+            return kernel
+        D = train.X.shape[1]
+
+        def look(factor: float) -> Candidate:
+            scaled = rescaled(kernel, factor, D)
+            value = loss_at(scaled, REFINE_ROWS, REFINE_INDUCING, 512, SEARCH_EPOCHS)
+            found = Candidate(scaled, value)
+            report(found)
+            return found
+
+        best = look(1.0)
+        for step in (1.4, 1 / 1.4):
+            factor, other = step, look(step)
+            if other.loss >= best.loss:
+                continue
+            while other.loss < best.loss:
+                best, factor = other, factor * step
+                other = look(factor)
+            break
         return best.kernel
 
     def _mean_epochs(self, n: int) -> int:
@@ -514,7 +551,7 @@ class Fitter:
         else:
             Z = class_centres(kernel, some, p.n_inducing, self.generator)
         # Ranks choose alike; where their machines round differently, rank 0's are taken.
-        return data.group.same(Z.cpu()).to(Z)
+        return data.group.same_tensor(Z)
 
     def _fit_mean(
         self,

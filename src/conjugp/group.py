@@ -68,6 +68,10 @@ class Group:
         self._call(lambda: distributed.broadcast_object_list(box, device=self.device))
         return box[0]
 
+    def same_tensor(self, x: Tensor) -> Tensor:
+        """What rank 0 has, on this rank's device."""
+        return x if self.size == 1 else self.same(x.cpu()).to(x)
+
     def all(self, work: Callable[[], T]) -> T:
         """work(), which talks to nobody; an error on one rank is an error on every rank."""
         if self.size == 1:

@@ -13,6 +13,7 @@ from conjugp.group import ALONE, Group
 from conjugp.rows import Rows
 
 _ROWS = 2**14  # rows worked on at a time
+_CACHED = 1 << 16  # numbers worked on at a time within them
 
 
 class Chunked(Protocol):
@@ -31,16 +32,19 @@ class Scaling(NamedTuple):
 
     def apply(self, X: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
         """X (n, D) in working units; the difference is taken in float64 where X is."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            out = X - self.shift.astype(X.dtype, copy=False)
-            out /= self.scale.astype(X.dtype, copy=False)
+        shift, scale = (a.astype(X.dtype, copy=False) for a in self)
+        out = np.empty(X.shape, np.result_type(X, shift))
         # Kernels square their inputs, so those squares have to be finite too.
         limit = 0.1 * torch.finfo(dtype).max ** 0.5
-        if not (float(out.min(initial=0)) >= -limit and float(out.max(initial=0)) <= limit):
-            raise ValueError(
-                "X overflows when it is centred and scaled: some values are too far from those "
-                f"of the fit for {str(dtype).removeprefix('torch.')}"
-            )
+        for i in _blocks(X):
+            with np.errstate(over="ignore", invalid="ignore"):
+                part = np.subtract(X[i], shift, out=out[i])
+                part /= scale
+            if not (float(part.min(initial=0)) >= -limit and float(part.max(initial=0)) <= limit):
+                raise ValueError(
+                    "X overflows when it is centred and scaled: some values are too far from "
+                    f"those of the fit for {str(dtype).removeprefix('torch.')}"
+                )
         return torch.as_tensor(out).to(device=device, dtype=dtype)
 
     def uncentred(self) -> Scaling:
@@ -71,8 +75,9 @@ def fit_scaling(rows: Chunked, center: bool, group: Group = ALONE) -> Scaling:
         mean = np.sum(np.broadcast_arrays(*(p[0] / total * p[2] for p in parts)), axis=0)
         sd = np.zeros_like(mean)
         for X, _, weight in rows.chunks(_ROWS):
-            d = X - mean
-            sd += np.einsum("i,ij,ij->j", weight / total, d, d)
+            for i in _blocks(X):
+                d = X[i] - mean
+                sd += weight[i] / total @ np.square(d, out=d)
         sd = np.sqrt(np.sum(group.gather(sd), axis=0))
     if not (np.isfinite(mean).all() and np.isfinite(sd).all()):
         raise ValueError(
@@ -82,3 +87,9 @@ def fit_scaling(rows: Chunked, center: bool, group: Group = ALONE) -> Scaling:
     # Rounding of the mean leaves a spread of this size in a constant column.
     constant = sd <= 8 * eps * np.abs(mean) + np.finfo(np.float64).tiny
     return Scaling(mean if center else np.zeros_like(mean), np.where(constant, 1.0, sd))
+
+
+def _blocks(X: np.ndarray) -> Iterator[slice]:
+    """Rows in parts that stay in the processor's cache from one operation to the next."""
+    step = max(1, _CACHED // max(1, X.shape[1]))
+    return (slice(i, i + step) for i in range(0, len(X), step))

@@ -141,7 +141,7 @@ class FusedStep:
         self.jitter = FIRST_JITTER[Z.dtype] if jitter is None else jitter
         self.eye = torch.eye(M, dtype=Z.dtype, device=Z.device)
         self.shift = _shift(leaves)
-        self._side = torch.cuda.Stream() if Z.is_cuda else None
+        self._side = torch.cuda.Stream(Z.device) if Z.is_cuda else None
         # For the largest batch. One of size (B, C, M), which two products use in turn.
         self._U, self._X, self._X2 = (Z.new_empty(batch, n) for n in (C * M, D, D))
         self._A, self._r2, self._k, self._dA, self._dK = (Z.new_empty(batch, M) for _ in range(5))
@@ -167,11 +167,12 @@ class FusedStep:
             solved, f = self._solve(q), self._features(theta, Z, X)
         else:
             # Two chains of small factorisations, which a GPU can do side by side.
-            self._side.wait_stream(torch.cuda.current_stream())
+            here = torch.cuda.current_stream(Z.device)
+            self._side.wait_stream(here)
             with torch.cuda.stream(self._side):
                 solved = self._solve(q)
             f = self._features(theta, Z, X)
-            torch.cuda.current_stream().wait_stream(self._side)
+            here.wait_stream(self._side)
         A, S, w = f.A, solved.S, solved.w
         U = torch.mm(A, S.view(C * M, M).T, out=self._U[:B]).view(B, C, M)
         v = torch.bmm(A.unsqueeze(1), U.mT).squeeze(1).clamp_min_(0).add_(f.residual.unsqueeze(1))

@@ -23,7 +23,7 @@ from conjugp.likelihoods.base import Likelihood
 from conjugp.likelihoods.logistic_softmax import Classes, LogisticSoftmax
 
 # The prior mean moves every point at once, a weight only a few.
-_MEAN_RATE = 0.1
+MEAN_RATE = 0.1
 _GAP_PAIRS = 2**20  # rows times classes that tell what sampling classes costs
 
 
@@ -77,6 +77,8 @@ def fit_mean(
 
     With `class_batch` a step sees the labels of its rows and so many other classes.
     """
+    from conjugp.inference import captured
+
     here = Mean(start.w.clone(), start.mean.clone())
     n = data.data.n
     starts = torch.arange(0, n, batch_size)
@@ -85,6 +87,8 @@ def fit_mean(
     take = Step(here, data, likelihood, bound, learn_mean, len(starts) / total, 1 / total)
     if class_batch is not None and class_batch < len(here.mean):
         take = ClassStep(take, class_batch, generator)
+    elif data.data.group.size == 1 and captured.applies(take):
+        take = captured.CapturedStep(take)
     journal = journal or Journal()
     n_steps, done, first = n_epochs * len(starts), 0, 0
     order: list[int] = []  # batches that this epoch has left, last first
@@ -117,7 +121,7 @@ def fit_mean(
     except KeyboardInterrupt:
         raise Interrupted(here) from None
     here = here._replace(values=tuple(values))
-    return here if isinstance(take, Step) else here._replace(class_gap=take.gap())
+    return here._replace(class_gap=take.gap()) if isinstance(take, ClassStep) else here
 
 
 class Slopes(NamedTuple):
@@ -188,7 +192,7 @@ class Step:
         data.data.group.sum([g, g_mean, total])
         dw = self.whitened(g).mul_(-self.scale).add_(w, alpha=self.shrink)
         d_mean = g_mean.mul_(-self.scale) if self.learn_mean else None
-        self.adam.descend([dw, d_mean], [rate, _MEAN_RATE * rate])
+        self.adam.descend([dw, d_mean], [rate, MEAN_RATE * rate])
         return Slopes(total, dK, None if dv is None else dv * weight.unsqueeze(1))
 
     def unwhitened(self, w: Tensor) -> Tensor:
@@ -273,7 +277,7 @@ class ClassStep:
         row_weight = weights.unsqueeze(1)
         drawn = draw_classes(y, len(mean), self.n_others, self.generator, data.near)
         weight, w_here = drawn.weight.to(w), self.adam_w.look(drawn.index, rate)
-        mean_here = self.adam_mean.look(drawn.index, _MEAN_RATE * rate)
+        mean_here = self.adam_mean.look(drawn.index, MEAN_RATE * rate)
         m = torch.addmm(mean_here, K, whole.unwhitened(w_here).T)
         if v is not None:
             v = v.expand_as(m) if v.shape[1] == 1 else v[:, drawn.index]
@@ -287,7 +291,7 @@ class ClassStep:
         self.adam_w.descend(dw, rate, weight)
         if whole.learn_mean:
             d_mean = dm.sum(0).mul_(-whole.scale)
-            self.adam_mean.descend(d_mean, _MEAN_RATE * rate, weight)
+            self.adam_mean.descend(d_mean, MEAN_RATE * rate, weight)
         value = part.value.to(weights) @ weights
         return Slopes(value, dK, part.dv.to(m.dtype) * row_weight, drawn.index, weight)
 
@@ -299,8 +303,4 @@ def _bound(
     if v is not None:
         site = likelihood.site(y, m, v, bound)
         return site.bound, site.potential - site.precision * m, -0.5 * site.precision
-    m = m.detach().requires_grad_()
-    with torch.enable_grad():
-        value = likelihood.log_prob(y, m)
-        total = value.sum()
-    return value.detach(), torch.autograd.grad(total, m)[0], None
+    return *likelihood.slope(y, m), None

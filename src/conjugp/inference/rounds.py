@@ -8,6 +8,7 @@ a round.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from conjugp.inference.adam import Adam
 from conjugp.inference.fused import FusedStep, Leaves
+from conjugp.inference.graphs import recorded
 from conjugp.posterior import Posterior
 
 
@@ -106,17 +108,10 @@ class Rounds:
         self._good.fill_(True)
 
     def _capture(self, size: int, adam: Adam) -> None:
-        """Record a step. One runs before: libraries set themselves up when they are first used."""
+        """Record a step; what it leaves behind is written over."""
         self._begin([Planned(0, size, 1.0, 0.0, 0.0)], adam)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._take(size, adam.beta1, adam.beta2)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._take(size, adam.beta1, adam.beta2)
-        self._graphs[size] = graph
+        work = partial(self._take, size, adam.beta1, adam.beta2)
+        self._graphs[size] = recorded(work, self.leaves.Z.device)
 
     def _take(self, size: int, beta1: float, beta2: float) -> None:
         """One step on the rows and with the numbers that the tables have for it."""

@@ -48,6 +48,14 @@ class Likelihood(ABC):
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         """log p(y | f): y (B,), f (..., B, C) -> (..., B)."""
 
+    def slope(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        """log p(y | f) and its derivative in f: y (B,), f (B, C) -> (B,), (B, C)."""
+        f = f.detach().requires_grad_()
+        with torch.enable_grad():
+            value = self.log_prob(y, f)
+            total = value.sum()
+        return value.detach(), torch.autograd.grad(total, f)[0]
+
     def prob(self, f: Tensor) -> Tensor:
         """p(· | f): (..., B, C) -> (..., B, C)."""
         labels = torch.arange(f.shape[-1], device=f.device)

@@ -55,6 +55,14 @@ class LogisticSoftmax(Likelihood):
         log_p = torch.log_softmax(logsigmoid(f), -1)
         return log_p.gather(-1, y[:, None].expand(*f.shape[:-1], 1)).squeeze(-1)
 
+    def slope(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        """log p(y | f) and its derivative, σ(-f_c) (1[c = y] - p_c)."""
+        log_p, index = torch.log_softmax(logsigmoid(f), -1), y.unsqueeze(-1)
+        value = log_p.gather(-1, index).squeeze(-1)
+        d = log_p.exp_().neg_()
+        d.scatter_add_(-1, index, torch.ones_like(value).unsqueeze(-1))
+        return value, d.mul_(torch.sigmoid(-f))
+
     def prob(self, f: Tensor) -> Tensor:
         """p(· | f): (..., B, C) -> (..., B, C) (M2)."""
         return torch.softmax(logsigmoid(f), -1)
