@@ -349,10 +349,10 @@ def main() -> None:
     if args.rank:
         rank_main(*args.rank)
         return
-    from record import RESULTS, _rounded, context
+    from record import RESULTS, context, keep
 
     path = args.output or RESULTS / "scaling.json"
-    kept = json.loads(path.read_text()) if path.is_file() else {}
+    kept = json.loads(path.read_text())["sets"]["ranks"] if path.is_file() else {}
     for part in args.parts or ("same", "speed", "network", "model"):
         if part == "device":
             import torch
@@ -363,7 +363,7 @@ def main() -> None:
             kept[part] = predictions(kept) if part == "model" else work[part]()
         if part in ("same", "speed", "network"):
             kept.update(context())
-        path.write_text(json.dumps(_rounded(kept), indent=1) + "\n")
+        keep(path, "ranks", kept)
 
 
 if __name__ == "__main__":

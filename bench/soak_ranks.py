@@ -9,7 +9,6 @@ of a run that nobody disturbed, to the last bit.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -145,12 +144,12 @@ def main() -> None:
     if args.worker:
         worker(args.worker[0], Path(args.worker[1]))
         return
-    from record import RESULTS, context
+    from record import RESULTS, context, keep
 
     result = {**context(), "seed": args.seed, **soak(args.kills, args.seed)}
     result["passed"] = result["finished"] == result["same_bits"] >= args.kills
     path = args.output or RESULTS / "soak_ranks.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    keep(path, "ranks", result)
     print({k: v for k, v in result.items() if k not in ("runs", "versions", "machine")})
     sys.exit(not result["passed"])
 
