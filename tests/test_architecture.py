@@ -18,17 +18,17 @@ SOURCE = Path(conjugp.__file__).parent
 LAYERS = [
     {
         *("numerics", "parameters", "metrics", "rows", "options", "files", "face", "codec"),
-        *("checkpoint", "posthoc", "launches"),
+        *("checkpoint", "posthoc", "launches", "group"),
     },
-    {"kernels", "likelihoods", "scaling", "plotting", "data", "spool", "sources"},
+    {"kernels", "likelihoods", "scaling", "plotting", "data", "spool", "sources", "shards"},
     {"features", "posterior", "covariance", "inducing"},
     {"inference", "prediction", "calibration", "conformal"},
     {"training", "ep_training", "model", "decoupled", "joint", "search", "sampling", "sampled"},
-    {"plan", "checks", "progress", "chains", "diagnostics", "reading"},
+    {"plan", "checks", "progress", "chains", "diagnostics", "reading", "ranks"},
     {"fitting", "stream", "costs"},
     {"saving", "resuming"},
     {"classifier"},
-    {"gibbs", "export"},
+    {"gibbs", "export", "dask"},
     {"cli", "__main__"},
 ]
 LAYER = {module: i for i, layer in enumerate(LAYERS) for module in layer}
@@ -36,7 +36,7 @@ LAYER = {module: i for i, layer in enumerate(LAYERS) for module in layer}
 # Who may import what from outside; other outside packages are free to all.
 ONLY_IN = {
     "sklearn": {
-        *("classifier", "gibbs", "face", "checks", "options", "saving", "cli"),
+        *("classifier", "gibbs", "face", "checks", "ranks", "dask", "options", "saving", "cli"),
         *("posthoc", "calibration", "conformal"),
     },
     "matplotlib": {"plotting", "cli"},

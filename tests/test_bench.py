@@ -16,6 +16,8 @@ import pytest
 
 BENCH = Path(__file__).parents[1] / "bench"
 ENTRIES = {
+    "scaling": {"same", "speed", "network", "device", "model"},
+    "soak_ranks": {"ranks", "kills", "finished", "same_bits", "passed"},
     "quality": {"n_train", "n_test", "n_features", "n_classes", "n_splits", "models", "splits"}
     | {"targets", "passed"},
     "compare": {"budget", "peers", "conjugp", "contests", "tuned_on"},
@@ -45,6 +47,7 @@ def script(monkeypatch):
 
 
 SCRIPTS = "data sources record clock contestants compare quality small gibbs soak throughput step"
+SCRIPTS += " soak_ranks scaling"
 
 
 @pytest.mark.parametrize("name", SCRIPTS.split())

@@ -39,6 +39,8 @@ OUT_OF_RANGE = {
     "callback": [3, "print"],
     "checkpoint_every": [-1.0, np.nan, np.inf, "often"],
     "on_interrupt": ["ignore", None],
+    "distributed": [True, "never", None],
+    "local_steps": [0, 1.5],
 }
 
 

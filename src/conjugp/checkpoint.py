@@ -23,6 +23,7 @@ import torch
 
 from conjugp import files
 from conjugp.codec import Decoder, Encoder
+from conjugp.group import Group
 
 T = TypeVar("T")
 
@@ -64,6 +65,8 @@ class Journal:
         self._generator, self._history = torch.Generator(), []
         self._first = 0  # reports before the stage that is running
         self._saved = True
+        self._on = path is not None  # stages are kept, or at least gone through again
+        self._device: torch.device | None = None
         if path is not None:
             files.remove_leftovers(path)
             if Path(path).exists():
@@ -73,12 +76,18 @@ class Journal:
         """The random numbers and reports of the fit, which belong to its state."""
         self._generator, self._history = generator, history
 
+    def share(self, group: Group, device: torch.device) -> None:
+        """Go through rank 0's stages on every rank; rank 0 alone writes its file."""
+        found = (self._done, self._loop, self.seed, self.seconds)
+        self._done, self._loop, self.seed, self.seconds = group.same(found)
+        self._on, self._device = True, device
+
     def stage(self, name: str, work: Callable[[], T]) -> T:
         """The result of work(), or what it was the last time.
 
         Stages may contain others of other names; when one has ended, those in it are forgotten.
         """
-        if self.path is None:
+        if not self._on:
             return work()
         at, before = self._at, len(self._history)
         if at < len(self._done) and self._done[at].name == name:
@@ -188,7 +197,8 @@ class Journal:
     def _decoded(self, record: Record) -> Any:
         arrays = {key: x.copy() for key, x in record.arrays.items()}
         try:
-            return Decoder(arrays, self._classes, devices=True)(record.plain)
+            devices = self._device or True
+            return Decoder(arrays, self._classes, devices=devices)(record.plain)
         except (ValueError, TypeError, LookupError) as error:
             raise files.FileFormatError(f"{self.path} is damaged ({error})") from error
 

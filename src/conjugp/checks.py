@@ -13,6 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, column_or_1d, validate_data
 
 from conjugp.covariance import FAMILIES, NONE
+from conjugp.group import ALONE, Group, own_gpu
 from conjugp.inducing import STRATEGIES
 from conjugp.kernels import Kernel
 from conjugp.likelihoods import Heaviside, Likelihood, get_likelihood
@@ -93,8 +94,15 @@ def check_parameters(clf: Any) -> tuple[Likelihood, str, FitOptions]:
     return likelihood, bound, options
 
 
-def check_device(name: str, n_rows: int) -> torch.device:
-    """The torch device called `name`; "auto" takes a GPU for large data where there is one."""
+def check_device(name: str, n_rows: int, group: Group = ALONE) -> torch.device:
+    """The torch device called `name`; "auto" takes a GPU for large data where there is one.
+
+    Of several ranks each takes its own GPU, by itself only where the back end is for GPUs.
+    """
+    if group.size > 1 and (name == "cuda" or (name == "auto" and group.on_gpus)):
+        return own_gpu() if n_rows > SMALL_ROWS or name == "cuda" else torch.device("cpu")
+    if name == "auto" and group.size > 1:
+        return torch.device("cpu")
     if name == "auto":
         gpu = torch.cuda.is_available() and n_rows > SMALL_ROWS
         return torch.device("cuda" if gpu else "cpu")

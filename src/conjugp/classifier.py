@@ -32,6 +32,7 @@ from conjugp.ep_training import EPTrainer
 from conjugp.face import Predictive, ProbabilisticClassifier, entropy
 from conjugp.files import check_path
 from conjugp.fitting import Fitted, Fitter, variance_scales
+from conjugp.group import ALONE, Group, current
 from conjugp.kernels import Kernel
 from conjugp.likelihoods import Likelihood
 from conjugp.model import Model
@@ -39,11 +40,13 @@ from conjugp.options import FitOptions, whole
 from conjugp.plan import COUPLED_INDUCING, make_plan, start_mean
 from conjugp.prediction import apply_temperature, predict_proba
 from conjugp.progress import ProgressBar
+from conjugp.ranks import JointRows, check_distributed, check_parameters_agree, check_shards
 from conjugp.reading import MEMORY_BYTES, read
 from conjugp.resuming import open_journal
-from conjugp.rows import Rows
+from conjugp.rows import Rows, row_hash
 from conjugp.saving import Saveable
 from conjugp.scaling import Scaling, fit_scaling
+from conjugp.shards import Shards, order_keys
 from conjugp.sources import Batch, array_batches, batches
 from conjugp.spool import Store, spooled
 from conjugp.stream import Stream
@@ -280,6 +283,11 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         self : GPClassifier
             The fitted classifier.
         """
+        group = self._group()
+        if group.size > 1:
+            return self._fit(
+                checkpoint, lambda _: check_shards(self, X, y, sample_weight, group), group
+            )
         if isinstance(X, np.memmap) and X.nbytes > MEMORY_BYTES and X.ndim == 2:
             y_, weight = column_or_1d(y, warn=True), sample_weight
             weight = None if weight is None else check_weight(weight, np.empty((len(X), 0)))
@@ -322,6 +330,11 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         self : GPClassifier
             The fitted classifier.
         """
+        if self._group().size > 1:
+            raise ValueError(
+                "fit_stream reads one source in one process; in a process group read each rank's "
+                "share into memory and call fit, or set options=FitOptions(distributed=False)"
+            )
         known = None if classes is None else np.unique(column_or_1d(classes))
         if known is not None and len(known) < 2:
             raise ValueError("classes must hold at least 2 classes, got one class")
@@ -341,17 +354,26 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
     def _fit(
         self,
         checkpoint: str | os.PathLike[str] | None,
-        load: Callable[[ProgressBar], tuple[Rows | Store, NDArray[Any]]],
+        load: Callable[[ProgressBar], tuple[Rows | Store | JointRows, NDArray[Any]]],
+        group: Group = ALONE,
     ) -> GPClassifier:
         """Fit to checked rows, wherever they are."""
-        likelihood, bound, options = check_parameters(self)
-        if checkpoint is not None:
-            check_path("checkpoint", checkpoint)
+
+        def check() -> tuple[Likelihood, str, FitOptions]:
+            if checkpoint is not None and group.rank == 0:
+                check_path("checkpoint", checkpoint)
+            if group.size > 1:
+                check_distributed(self)
+            return check_parameters(self)
+
+        likelihood, bound, options = group.all(check)
+        if group.size > 1:
+            check_parameters_agree(self, group, checkpoint is not None)
         stopped: KeyboardInterrupt | None = None
-        bar = ProgressBar(options.callback, self.verbose)
+        bar = ProgressBar(options.callback, self.verbose if group.rank == 0 else 0)
         with unchanged_on_error(self), bar:
             rows, classes = load(bar)
-            device = check_device(self.device, rows.n)
+            device = check_device(self.device, rows.n, group)
             double = self.dtype == "float64" or rows.n <= SMALL_ROWS
             dtype = torch.float64 if double else torch.float32
 
@@ -360,7 +382,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 same = np.array_equal(classes, self.classes_) and warm.state is not None
                 warm = warm if same and rows.n_features == self._scaling.shift.size else None
             center = self.kernel is None or self.kernel.stationary
-            scaling = self._scaling if warm else fit_scaling(rows, center)
+            scaling = self._scaling if warm else fit_scaling(rows, center, group)
             data = _dataset(rows, scaling, len(classes), dtype, device)
             kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
             journal = open_journal(self, checkpoint, rows, classes, data, warm, self._seed())
@@ -375,7 +397,9 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                     )
                 journal.close()
             except KeyboardInterrupt as interrupt:
-                stopped, saved = interrupt, fitter.salvage()
+                # Ranks that stop at different places cannot put a model together.
+                stopped = interrupt
+                saved = fitter.salvage() if group.size == 1 else None
                 if saved is None:
                     raise
                 fitted, scaling = saved, fitter.scaling
@@ -599,6 +623,10 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         """
         return self._fitted_model().elbo(self._labelled(X, y, sample_weight))
 
+    def _group(self) -> Group:
+        """The ranks that fit together; this process alone where there is no group, or not to be."""
+        return current() if (self.options or FitOptions()).distributed == "auto" else ALONE
+
     def _seed(self) -> int:
         return seed_of(self.random_state)
 
@@ -658,7 +686,7 @@ def seed_of(random_state: int | np.random.RandomState | None) -> int:
 
 
 def _dataset(
-    rows: Rows | Store,
+    rows: Rows | Store | JointRows,
     scaling: Scaling,
     n_classes: int,
     dtype: torch.dtype,
@@ -667,6 +695,10 @@ def _dataset(
     """Rows in working units, wherever they are."""
     if isinstance(rows, Rows):
         return _working(rows, scaling, n_classes, dtype, device)
+    if isinstance(rows, JointRows):
+        here, group = rows.here, rows.group
+        data = group.all(lambda: _working(here, scaling, n_classes, dtype, device))
+        return Shards(data, order_keys(row_hash(here.X)), group)
     like = torch.empty(0, rows.n_features, dtype=dtype, device=device)
     return spooled(rows, scaling, n_classes, like)
 

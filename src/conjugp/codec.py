@@ -100,7 +100,8 @@ class Encoder:
 class Decoder:
     """Turns plain data back into values, of the classes given and no others.
 
-    Raises ValueError or TypeError for anything an `Encoder` would not have written.
+    Raises ValueError or TypeError for anything an `Encoder` would not have written. A device takes
+    the place of the one, other than the CPU, that a tensor was on.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Decoder:
         arrays: dict[str, np.ndarray],
         classes: Iterable[type],
         custom: Iterable[type] = (),
-        devices: bool = False,
+        devices: bool | torch.device = False,
     ) -> None:
         self.arrays, self.devices = arrays, devices
         self.unused = set(arrays)
@@ -149,7 +150,7 @@ class Decoder:
                 out[:] = [_scalar(x) for x in items]
                 return out
             case {"tensor": str(name), "device": str(device), **rest} if self.devices and not rest:
-                return self._tensor(name).to(device)
+                return self._tensor(name).to(device if self.devices is True else self.devices)
             case {"tensor": str(name), **rest} if not rest:
                 return self._tensor(name)
             case {"object": str(name), "fields": dict(held), **rest} if not rest:

@@ -11,6 +11,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from conjugp.group import ALONE, Group
+
 MIN_HELD = 100  # held-out rows from which on classes too small for their share give one
 MOST_HELD = 5000
 SAMPLE_ROWS = 2**17  # rows that stand for all where kernels and inducing points are chosen ...
@@ -21,6 +23,11 @@ _SCAN = 2**20  # labels looked at at a time
 
 class Dataset(Protocol):
     """What a fit asks of its rows."""
+
+    @property
+    def group(self) -> Group:
+        """The ranks that hold the rows; sums over rows here are to be summed over it."""
+        ...
 
     @property
     def n(self) -> int: ...
@@ -88,6 +95,11 @@ class Data(NamedTuple):
     n_classes: int
 
     @property
+    def group(self) -> Group:
+        """No others: the rows are here."""
+        return ALONE
+
+    @property
     def n(self) -> int:
         """The number of rows."""
         return len(self.y)
@@ -100,7 +112,8 @@ class Data(NamedTuple):
     @property
     def mass(self) -> Tensor:
         """The weight of every class, (C,)."""
-        return torch.bincount(self.y, self.weight.double(), self.n_classes)
+        # Of no rows it would be whole numbers.
+        return torch.bincount(self.y, self.weight.double(), self.n_classes).double()
 
     @property
     def total(self) -> float:
@@ -163,13 +176,18 @@ def sample_size(data: Dataset) -> int:
     return min(data.n, SAMPLE_ROWS, max(20_000, SAMPLE_ELEMENTS // data.like.shape[1]))
 
 
+def rare_per_class(counts: Tensor, y: Tensor) -> Tensor:
+    """How many more rows of every class a sample wants that has the labels y, (C,)."""
+    C = len(counts)
+    most = max(16, min(CLASS_ROWS, SAMPLE_ROWS // C))
+    return (counts.clamp(max=most) - torch.bincount(y, minlength=C)).clamp_(min=0)
+
+
 def rare_rows(data: Dataset, n: int) -> Tensor:
     """Positions, after the first n, of the first rows of classes that have few among those."""
     C = data.n_classes
-    most = max(16, min(CLASS_ROWS, SAMPLE_ROWS // C))
     y, _ = data.labels(0, n)
-    wanted = data.counts.clamp(max=most) - torch.bincount(y, minlength=C)
-    wanted.clamp_(min=0)
+    wanted = rare_per_class(data.counts, y)
     found = [y[:0]]
     for start in range(n, data.n, _SCAN):
         if not wanted.any():
@@ -181,8 +199,8 @@ def rare_rows(data: Dataset, n: int) -> Tensor:
     return torch.cat(found)
 
 
-def held_rows(data: Dataset, share: float) -> Tensor:
-    """Positions, in order, of the rows to hold out: the last of every class.
+def held_per_class(data: Dataset, share: float) -> Tensor:
+    """How many rows of every class to hold out, (C,).
 
     Every class gives the same share of its rows; one too small for a share gives none. Where
     nearly all are, one row each of the largest has to do.
@@ -194,8 +212,14 @@ def held_rows(data: Dataset, share: float) -> Tensor:
     if wanted >= MIN_HELD and missing > wanted // 2:
         able = ((given == 0) & (counts >= 3)).nonzero().squeeze(1)
         given[able[counts[able].argsort(descending=True, stable=True)][:missing]] = 1
+    return given
+
+
+def held_rows(data: Dataset, share: float) -> Tensor:
+    """Positions, in order, of the rows to hold out: the last of every class."""
+    given = held_per_class(data, share)
     found = [given[:0]]
-    for stop in range(n, 0, -_SCAN):
+    for stop in range(data.n, 0, -_SCAN):
         if not given.any():
             break
         start = max(0, stop - _SCAN)

@@ -57,7 +57,7 @@ class KernelRows:
     ) -> None:
         self.b, self.data, self.whitened = b, data, whitened
         self.near = near  # (C, R), classes whose rows are alike
-        size = data.n * len(b.Z) * b.Z.element_size()
+        size = data.n // data.group.size * len(b.Z) * b.Z.element_size()
         self.cache: dict[tuple[int, int], Tensor] | None = {} if size <= cache_bytes else None
 
     def __call__(self, start: int, stop: int) -> Tensor:

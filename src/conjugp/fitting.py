@@ -32,6 +32,7 @@ from conjugp.plan import Plan
 from conjugp.posterior import Posterior, prior
 from conjugp.scaling import Scaling
 from conjugp.search import Candidate, class_centres, held_out_loss, rescaled, search
+from conjugp.shards import Shards
 from conjugp.training import Progress, Result, Settings, State, Trainer, initial_state
 
 KERNEL_INDUCING = 128  # inducing points, steps, classes of the fit that learns the kernel
@@ -136,6 +137,7 @@ class Fitter:
             chunk_size=p.options.chunk_size,
             kernel_prior=p.options.kernel_prior,
             jitter=p.options.jitter,
+            local_steps=p.options.local_steps,
         )
         return replace(settings, **changes)  # type: ignore[arg-type]
 
@@ -146,6 +148,7 @@ class Fitter:
             Z = p.inducing if n_inducing >= len(p.inducing) else p.inducing[few.to(some.X.device)]
         else:
             Z = inducing.choose(p.inducing, some.X, some.weight, n_inducing, kernel, self.generator)
+            Z = data.group.same_tensor(Z)
         kernels = [kernel] * (1 if p.shared_kernel else data.n_classes)
         return initial_state(kernels, Z, mean.clone())
 
@@ -224,13 +227,13 @@ class Fitter:
             last_state = self._train(last_state, data, rest, "all rows").state
             model = coupled(last_state, p.likelihood, p.bound, p.options.jitter)
         elif calibrate:
-            calibration = self._cross_fit(result.state, data.rows(0, None))
+            calibration = self._cross_fit(result.state, data.head(data.n))
         # Expectation propagation reports an evidence that is no bound.
         known = full and p.inference != "ep"
         elbo = result.elbo if known else estimated_elbo(model, data)
         return Fitted(
             model,
-            calibration,
+            data.group.same(calibration),
             elbo,
             result.epochs,
             result.converged,
@@ -297,6 +300,7 @@ class Fitter:
             kernel = warm.template.with_theta(warm.theta[0])
         elif p.learn_kernel and (p.options.search or not by_elbo):
             kernel = self._choose_kernel(train.sample(), held)
+            kernel = self._agreed(kernel, train)
             if self.kernel is None and isinstance(kernel, Normalised):
                 train, held = train.shifted(self._origin(train.like)), self._uncentred(held)
                 self._uncentre()
@@ -309,7 +313,7 @@ class Fitter:
         if p.temperature is not None:
             calibration = Calibration(p.temperature, 1.0, math.inf)
         elif data.n <= CROSS_FIT_ROWS:
-            calibration = self._cross_fit_mean(kernel, data.rows(0, None))
+            calibration = self._cross_fit_mean(kernel, data.head(data.n))
         elif not held.n:  # no class has a row to spare
             calibration = Calibration(1.0, 1.0, math.inf)
         else:
@@ -337,7 +341,7 @@ class Fitter:
         # Steps shrink to nothing over the epochs: a fit that had them all has converged.
         converged = gain < 10 * p.tol or p.max_epochs >= self._mean_epochs(data.n)
         elbo = estimated_elbo(model, data)
-        total = data.total
+        total, calibration = data.total, data.group.same(calibration)
         epochs, gap = len(values), self._class_gap
         return Fitted(model, calibration, elbo, epochs, converged, state, self.history, total, gap)
 
@@ -354,6 +358,13 @@ class Fitter:
         if self.kernel is None:
             starts = self._starts(train, torch.tensor(learned.lengthscale))  # type: ignore[attr-defined]
         return self._search(starts, train, held)
+
+    def _agreed(self, kernel: Kernel, data: Dataset) -> Kernel:
+        """Rank 0's choice: machines that round differently may choose differently."""
+        if self.kernel is None or data.group.size == 1:
+            return data.group.same(kernel)
+        # A class of the user's own may not travel; its parameters do.
+        return kernel.with_theta(data.group.same(kernel.theta)).frozen()
 
     def _learned_kernel(self, train: Data) -> Kernel:
         """The kernel that a small coupled fit to the largest classes learns."""
@@ -534,10 +545,13 @@ class Fitter:
             return p.inducing
         some = data.sample()
         if p.inducing != "kmeans":
-            return inducing.choose(
+            Z = inducing.choose(
                 p.inducing, some.X, some.weight, p.n_inducing, kernel, self.generator
             )
-        return class_centres(kernel, some, p.n_inducing, self.generator)
+        else:
+            Z = class_centres(kernel, some, p.n_inducing, self.generator)
+        # Ranks choose alike; where their machines round differently, rank 0's are taken.
+        return data.group.same_tensor(Z)
 
     def _fit_mean(
         self,
@@ -683,10 +697,10 @@ def cache_bytes(cache_mb: int | str, data: Dataset) -> int:
     """Bytes that cached kernel values may take."""
     if cache_mb != "auto":
         return int(cache_mb) * 2**20
-    if not isinstance(data, Data):
+    if not isinstance(data, Data | Shards):
         return 0
-    if data.X.device.type == "cuda":
-        return int(0.4 * torch.cuda.mem_get_info(data.X.device)[0])
+    if data.like.device.type == "cuda":
+        return int(0.4 * torch.cuda.mem_get_info(data.like.device)[0])
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):

@@ -68,6 +68,12 @@ class FitOptions(BaseEstimator):
     on_interrupt : {"raise", "return"}, default="raise"
         What Ctrl-C does once the estimator has its last good state: raise KeyboardInterrupt
         again, or return from ``fit``.
+    distributed : "auto" or False, default="auto"
+        Whether ``fit`` inside a torch.distributed process group fits one model with all ranks;
+        docs/scaling.md has the rest.
+    local_steps : int, default=1
+        Minibatch steps of a coupled fit that ranks take on their own rows between two sums over
+        all, for slow networks.
     """
 
     def __init__(
@@ -92,6 +98,8 @@ class FitOptions(BaseEstimator):
         callback: Callable[[Any], None] | None = None,
         checkpoint_every: float = 10.0,
         on_interrupt: str = "raise",
+        distributed: str | bool = "auto",
+        local_steps: int = 1,
     ) -> None:
         self.prediction = prediction
         self.n_samples = n_samples
@@ -112,6 +120,8 @@ class FitOptions(BaseEstimator):
         self.callback = callback
         self.checkpoint_every = checkpoint_every
         self.on_interrupt = on_interrupt
+        self.distributed = distributed
+        self.local_steps = local_steps
 
     def validate(self) -> None:
         """Raise ValueError for the first setting that is out of range, naming it."""
@@ -121,6 +131,9 @@ class FitOptions(BaseEstimator):
         one_of("options.search", self.search, (True, False))
         whole("options.n_samples", self.n_samples, 1)
         whole("options.chunk_size", self.chunk_size, 1)
+        whole("options.local_steps", self.local_steps, 1)
+        if self.distributed is not False:
+            one_of("options.distributed", self.distributed, ("auto", False))
         if self.n_covariance != "auto":
             whole("options.n_covariance", self.n_covariance, 1)
         if self.cache_mb != "auto":

@@ -83,6 +83,7 @@ def make_plan(
     class_batch = clf.class_batch
     if class_batch == "auto":
         parts = likelihood.class_parts and bound != MC and clf.shared_kernel
+        parts = parts and data.group.size == 1  # sampled classes bring rows of their own
         class_batch = CLASS_BATCH if data.n_classes > MANY_CLASSES and parts else None
     if class_batch is not None and class_batch >= data.n_classes:
         class_batch = None

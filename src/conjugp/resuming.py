@@ -23,6 +23,7 @@ from conjugp.likelihoods import LIKELIHOODS, get_likelihood
 from conjugp.model import Model
 from conjugp.options import FitOptions
 from conjugp.posterior import Posterior
+from conjugp.ranks import JointRows
 from conjugp.rows import Rows
 from conjugp.scaling import Scaling
 from conjugp.spool import Store
@@ -33,18 +34,24 @@ _CLASSES = (State, Posterior, Result, Mean, Sites, Fitted, Model, Covariance, Ca
 # Parameters that do not change the result, and those whose effect is marked by itself.
 _UNMARKED = {"verbose", "device", "dtype", "options", "warm_start", "class_weight"}
 _UNMARKED_OPTIONS = {"callback", "on_interrupt", "checkpoint_every", "cache_mb", "spool"}
+_UNMARKED_OPTIONS |= {"distributed"}
 
 
 def open_journal(
     clf: Any,
     path: str | os.PathLike[str] | None,
-    rows: Rows | Store,
+    rows: Rows | Store | JointRows,
     classes: NDArray[Any],
     data: Dataset,
     warm: Fitted | None,
     seed: int,
 ) -> Journal:
-    """What keeps the state of a fit: empty, or as an earlier run of the same fit has left it."""
+    """What keeps the state of a fit: empty, or as an earlier run of the same fit has left it.
+
+    Of several ranks the first reads and writes the file.
+    """
+    group = data.group
+    seed = group.same(seed)
     if path is None:
         return Journal(seed=seed)
     import conjugp
@@ -69,4 +76,9 @@ def open_journal(
     known = {*_CLASSES, *KERNELS, *LIKELIHOODS.values(), *own}
     size = (rows.n_features, rows.n)
     mark = data_fingerprint(size, rows.digests, classes) | fingerprint(values)
-    return Journal(path, mark, seed, options.checkpoint_every, known)
+    if group.size == 1:
+        return Journal(path, mark, seed, options.checkpoint_every, known)
+    where = path if group.rank == 0 else None
+    journal = group.all(lambda: Journal(where, mark, seed, options.checkpoint_every, known))
+    journal.share(group, data.like.device)
+    return journal

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from conjugp.group import ALONE, Group
 from conjugp.rows import Rows
 
 _ROWS = 2**14  # rows worked on at a time
@@ -55,8 +56,8 @@ class Scaling(NamedTuple):
         return X.detach().cpu().double().numpy() * self.scale + self.shift
 
 
-def fit_scaling(rows: Chunked, center: bool) -> Scaling:
-    """Weighted mean and standard deviation of every feature; 1 for a constant one.
+def fit_scaling(rows: Chunked, center: bool, group: Group = ALONE) -> Scaling:
+    """Weighted mean and standard deviation of every feature, of all ranks; 1 for a constant one.
 
     Without `center` the origin stays where the user put it, as a linear kernel needs.
     """
@@ -69,12 +70,15 @@ def fit_scaling(rows: Chunked, center: bool) -> Scaling:
             part = np.einsum("i,ij->j", weight / here, X, dtype=np.float64)
             mean = mean + (part - mean) * (here / total)
             eps = np.finfo(X.dtype).eps
+        parts = group.gather((total, eps, mean))
+        total, eps = sum(p[0] for p in parts), max(p[1] for p in parts)
+        mean = np.sum(np.broadcast_arrays(*(p[0] / total * p[2] for p in parts)), axis=0)
         sd = np.zeros_like(mean)
         for X, _, weight in rows.chunks(_ROWS):
             for i in _blocks(X):
                 d = X[i] - mean
                 sd += weight[i] / total @ np.square(d, out=d)
-        sd = np.sqrt(sd)
+        sd = np.sqrt(np.sum(group.gather(sd), axis=0))
     if not (np.isfinite(mean).all() and np.isfinite(sd).all()):
         raise ValueError(
             "X overflows when it is centred and scaled: rescale the features whose values are "

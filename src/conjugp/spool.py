@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conjugp.data import Data, held_rows, joined, rare_rows, sample_size
+from conjugp.group import ALONE, Group
 from conjugp.rows import Rows, canonical, row_hash
 from conjugp.scaling import Scaling
 
@@ -230,6 +231,11 @@ class Spooled:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_ahead", {})
         object.__setattr__(self, "_reader", ThreadPoolExecutor(1, "rows"))
+
+    @property
+    def group(self) -> Group:
+        """No others: the rows are on this machine's disk."""
+        return ALONE
 
     @property
     def n(self) -> int:

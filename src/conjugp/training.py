@@ -60,6 +60,8 @@ class Settings:
     # Strength of a Gaussian prior on the log kernel parameters around their start, in nats.
     kernel_prior: float = 0.0
     jitter: float | None = None
+    # Minibatch steps that ranks take on their own rows between two sums over all.
+    local_steps: int = 1
 
 
 @dataclass
@@ -106,6 +108,16 @@ def initial_state(kernels: list[Kernel], Z: Tensor, mean: Tensor) -> State:
     """The prior: q = N(0, I) for every class."""
     theta = torch.stack([k.theta for k in kernels]).to(Z)
     return State(kernels[0], theta.detach().clone(), Z.clone(), mean, prior(len(mean), len(Z), Z))
+
+
+@dataclass
+class OwnSteps:
+    """Steps that a rank has taken by itself since the last average."""
+
+    n: int = 0
+    weight: float = 0.0
+    elbo: float = 0.0  # times the weight
+    failed: bool = False
 
 
 class Batches:
@@ -239,6 +251,8 @@ class Trainer:
         return elbo
 
     def _statistics(self, part: Data, f: Features, q: Moments) -> svi.Statistics:
+        if not part.n:
+            return self._nothing()
         cfg, mean = self.settings, self.state.mean.detach()
         return svi.evaluate(q, cfg.likelihood, cfg.bound, f, part.y, mean, part.weight, False)[0]
 
@@ -247,6 +261,8 @@ class Trainer:
     def _pass(self, part: Data, q: Moments, scale: float, gradients: bool) -> svi.Statistics:
         """Statistics of some rows; adds their share of the gradients to the leaves."""
         s, cfg = self.state, self.settings
+        if not part.n:
+            return self._nothing()
         with torch.set_grad_enabled(gradients and (cfg.learn_kernel or cfg.learn_inducing)):
             b = basis(s.kernels, s.Z, cfg.jitter)
             f = features(b, part.X)
@@ -278,16 +294,52 @@ class Trainer:
             g = c * grads.mean
             mean.grad = g if mean.grad is None else mean.grad + g
 
+    def _nothing(self) -> svi.Statistics:
+        """The statistics of no rows."""
+        q = self.state.q
+        return svi.Statistics(torch.zeros_like(q.h), torch.zeros_like(q.P), q.h.new_zeros(()))
+
+    def _everywhere(self, work: Callable[[], svi.Statistics], gradients: bool) -> svi.Statistics:
+        """The statistics, and gradients in the leaves, of the rows of all ranks, from those here.
+
+        What fails on one rank fails on all, so that they stay together.
+        """
+        group = self.data.group
+        if group.size == 1:
+            return work()
+        failed = self.state.q.h.new_zeros(1)
+        try:
+            stats = work()
+        except (NotPositiveDefiniteError, FloatingPointError):
+            stats = self._nothing()
+            failed += 1
+        stats = svi.pooled(stats, [*self._gradients(gradients), failed], group)
+        if failed:
+            raise FloatingPointError("the rows of a rank left the range of floating-point numbers")
+        return stats
+
+    def _gradients(self, wanted: bool) -> list[Tensor]:
+        """Those of the leaves that are learned, to be changed in place; zero where none came."""
+        leaves = [leaf for leaf in self._leaves if leaf.requires_grad] if wanted else []
+        for leaf in leaves:
+            if leaf.grad is None:
+                leaf.grad = torch.zeros_like(leaf)
+        return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
     def _full_pass(self, q: Moments, gradients: bool) -> svi.Statistics:
         """The statistics of all rows, chunk after chunk."""
-        if not gradients:
-            return self._cached_pass(q)
-        self._cache = None
-        return svi.add(self._pass(part, q, 1.0, True) for part in self._chunks())
+
+        def work() -> svi.Statistics:
+            if not gradients:
+                return self._cached_pass(q)
+            self._cache = None
+            return svi.add(self._pass(part, q, 1.0, True) for part in self._chunks())
+
+        return self._everywhere(work, gradients)
 
     def _chunks(self) -> Iterator[Data]:
-        """All rows, a chunk at a time."""
-        n, size = self.data.n, self.settings.chunk_size
+        """All rows that are here, a chunk at a time."""
+        n, size = self.data.n, self.settings.chunk_size * self.data.group.size
         for i in range(0, n, size):
             self.data.expect(i + size, min(i + 2 * size, n))
             yield self.data.rows(i, min(i + size, n))
@@ -298,7 +350,7 @@ class Trainer:
         kernels = [k.with_theta(k.theta.detach()) for k in s.kernels]
         if self._cache is None:
             b = basis(kernels, s.Z.detach(), cfg.jitter)
-            size = self.data.n * len(s.Z) * len(kernels)
+            size = self.data.n // self.data.group.size * len(s.Z) * len(kernels)
             self._features = lambda part: features(b, part.X)
             self._cache = [self._features(p) for p in self._chunks()] if size < 2**27 else []
         return svi.add(
@@ -371,6 +423,8 @@ class Trainer:
         rounds: list[float] = []
         means: list[float] = []
         good, anneal, t = self._snapshot(), None, 0
+        alone = cfg.local_steps == 1 or self.data.group.size == 1
+        own = OwnSteps()
         wait = 0  # up to here steps are taken one by one
         loop = self._left_off()
         if loop is not None:
@@ -381,7 +435,7 @@ class Trainer:
             if self._n_others is not None:
                 self._kl, self._touched, self._kept.total = loop["classes"]
         while t < budget:
-            if self.journal.due():
+            if self.journal.due() and not own.n:
                 sampled = self._n_others is not None
                 self._keep(
                     rounds=rounds,
@@ -415,14 +469,16 @@ class Trainer:
                     self.data.expect(after.start, after.stop)
                 left = self._left(t, anneal)
                 try:
-                    if self._n_others is None:
-                        elbo = self._step(part, scale, *self._rates(t, left))
+                    if self._n_others is not None:
+                        found = [self._class_step(part, rows, scale, left)]
+                    elif alone:
+                        found = [self._step(part, scale, *self._rates(t, left))]
                     else:
-                        elbo = self._class_step(part, rows, scale, left)
+                        found = self._local_step(part, *self._rates(t, left), own, ahead == 1)
                 except (NotPositiveDefiniteError, FloatingPointError):
                     self._restore(good)
                     continue
-                rounds.append(elbo)
+                rounds += found
                 t += 1
             if t % ROUND == 0 or t == budget:
                 good = self._snapshot()
@@ -457,7 +513,7 @@ class Trainer:
                 return elbo
         q = moments(self.state.q)
         gradients = self.learning and self.state.step >= 5
-        stats = self._pass(part, q, scale, gradients)
+        stats = self._everywhere(lambda: self._pass(part, q, scale, gradients), gradients)
         elbo = scale * float(stats.bound) - float(kl(q))
         if not math.isfinite(elbo):
             raise FloatingPointError("the ELBO is not finite")
@@ -467,11 +523,57 @@ class Trainer:
             self._move(rate)
         return elbo
 
+    def _local_step(
+        self, part: Data, rho: float, rate: float, own: OwnSteps, last: bool
+    ) -> list[float]:
+        """A step on the rows here alone, as if they stood for all; after some, the ranks' average.
+
+        The ELBO of every step since the last average, the same on all ranks; none between two.
+        """
+        s = self.state
+        gradients = self.learning and s.step >= 5
+        own.n += 1
+        weight = float(part.weight.sum())
+        if weight and not own.failed:
+            try:
+                q = moments(s.q)
+                # Ranks, and steps of a rank, count as much as their rows.
+                stats = self._pass(part, q, self.total, gradients)
+                elbo = self.total / weight * float(stats.bound) - float(kl(q))
+                own.failed = not math.isfinite(elbo)
+                s.q = svi.update(s.q, stats, self.total / weight, rho)
+                own.weight += weight
+                own.elbo += weight * elbo
+            except (NotPositiveDefiniteError, FloatingPointError):
+                own.failed = True
+        s.step += 1
+        if own.n < self.settings.local_steps and not last:
+            return []
+        n, elbo = own.n, self._average(own, gradients)
+        if gradients:
+            self._move(rate)
+        return [elbo] * n
+
+    def _average(self, own: OwnSteps, gradients: bool) -> float:
+        """Put q, and the gradients, at the average over ranks, each by its weight; the ELBO's."""
+        s, grads = self.state, self._gradients(gradients)
+        sums = s.q.h.new_tensor([own.weight, own.elbo, float(own.failed)])
+        here = svi.Statistics(own.weight * s.q.h, own.weight * s.q.P, sums[0])
+        there = svi.pooled(here, [*grads, sums], self.data.group)
+        own.n, own.weight, own.elbo, own.failed = 0, 0.0, 0.0, False
+        weight, elbo, failed = sums.tolist()
+        if failed or not math.isfinite(elbo):
+            raise FloatingPointError("the rows of a rank left the range of floating-point numbers")
+        s.q = Posterior(there.h / weight, there.P / weight)
+        for g in grads:
+            g /= weight
+        return elbo / weight
+
     def _start_fused(self, batch: int) -> None:
         """Take fused steps if there are such for this fit; they change q in place."""
         s, cfg = self.state, self.settings
         known = len(s.theta) == 1 and applies(s.template, cfg.likelihood, cfg.bound)
-        if not known or self._n_others is not None:
+        if not known or self._n_others is not None or self.data.group.size > 1:
             return
         learned = Learned(cfg.learn_kernel, cfg.learn_inducing, cfg.learn_mean)
         self._fused = FusedStep(

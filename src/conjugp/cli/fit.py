@@ -30,6 +30,7 @@ from conjugp.cli.app import (
     warnings_as_notes,
 )
 from conjugp.cli.models import ROWS, Model, packed_digests
+from conjugp.cli.ranks import stacked
 from conjugp.cli.scores import (
     SCORES,
     few_rows,
@@ -55,6 +56,7 @@ from conjugp.cli.settings import (
     prepare,
 )
 from conjugp.cli.tables import FORMATS
+from conjugp.group import ALONE, Group, joined
 
 # Endings of tables and of what other commands write: a model of that name would mislead.
 NO_MODELS = (*FORMATS, ".onnx", ".html", ".htm", ".json")
@@ -131,30 +133,72 @@ def fit(
             f"--output {str(output)!r} ends as another kind of file does; "
             f"call the model {output.stem}.conjugp"
         )
-    existed = check_output(output, inputs=(table, test))
-    if checkpoint is not None:
-        check_output(checkpoint, option="--checkpoint", inputs=(table, test, output))
-    reading = Reading(categorical, missing, ignore, weight, delimiter, encoding, decimal)
-    training = prepare(table, target, reading, test_size, test, seed)
-    for text in training.notes:
-        note(text)
+    with joined() as group:
+        _fit_table(
+            clf,
+            table,
+            target,
+            output,
+            Reading(categorical, missing, ignore, weight, delimiter, encoding, decimal),
+            test_size,
+            test,
+            seed,
+            checkpoint,
+            typed_command(context),
+            as_json,
+            group,
+        )
+
+
+def _fit_table(
+    clf: GPClassifier,
+    table: Path,
+    target: str,
+    output: Path,
+    reading: Reading,
+    test_size: float,
+    test: Path | None,
+    seed: int,
+    checkpoint: Path | None,
+    command: str,
+    as_json: bool,
+    group: Group,
+) -> None:
+    """The command, its options understood; of several ranks the first writes and speaks."""
+
+    def check() -> bool:
+        if group.rank:
+            return False
+        there = check_output(output, inputs=(table, test))
+        if checkpoint is not None:
+            check_output(checkpoint, option="--checkpoint", inputs=(table, test, output))
+        return there
+
+    with estimator_errors():
+        existed = group.all(check)
+        training = prepare(table, target, reading, test_size, test, seed, group)
+    notes = list(training.notes)
+    if group.rank == 0:
+        for text in notes:
+            note(text)
     began = time.perf_counter()
     kept = f"{output} is as it was" if existed else "no model was written"
-    notes = list(training.notes)
     fit_model(clf, training, checkpoint, kept, notes)
     seconds = time.perf_counter() - began
-    model, scores = scored(clf, training, table, test, test_size, seed, typed_command(context))
-    held_out = training.test
-    seen = None if held_out is None else seen_of(model, training, test)
-    if held_out is not None:
-        notes += few_rows(len(held_out.y))
+    model, scores = scored(clf, training, table, test, test_size, seed, command, group)
+    seen = None if training.test is None else seen_of(model, training, test, group)
+    if group.rank:
+        return
+    n_train, n_test = model.origin["n_train"], model.origin["n_test"]
+    if scores is not None:
+        notes += few_rows(n_test)
     model.save(output)
     if as_json:
         print_json(
             {
                 "model": output.resolve(),
-                "n_train": len(training.train.y),
-                "n_test": 0 if held_out is None else len(held_out.y),
+                "n_train": n_train,
+                "n_test": n_test,
                 "trained_on": seen,
                 "features": training.encoding.features,
                 "classes": clf.classes_,
@@ -170,12 +214,12 @@ def fit(
     for text in notes[len(training.notes) :]:
         note(text)
     typer.echo(
-        f"Fitted {len(training.train.y)} rows, {len(training.encoding.features)} features and "
+        f"Fitted {n_train} rows, {len(training.encoding.features)} features and "
         f"{len(clf.classes_)} classes in {seconds:.1f} s."
     )
-    if scores is not None and held_out is not None:
+    if scores is not None:
         source = table.name if test is None else test.name
-        title = f"On {these_rows(len(held_out.y), seen, source)}; lower is better"
+        title = f"On {these_rows(n_test, seen, source)}; lower is better"
         print_table(["", *SCORES.values()], [("conjugp", *shown_scores(scores))], title)
     typer.echo(f"Model written to {output.resolve()}{replaced(existed)}")
 
@@ -205,33 +249,40 @@ def scored(
     test_size: float,
     seed: int,
     command: str,
+    group: Group = ALONE,
 ) -> tuple[Model, dict[str, float] | None]:
-    """The model with its origin, and its scores on the rows held out."""
-    held_out, scores = training.test, None
+    """The model with its origin, and its scores on the rows held out, of all ranks."""
+    held_out, scores, n_test = training.test, None, 0
     if held_out is not None:
         with estimator_errors():
             proba = clf.predict_proba(held_out.X)
-        scores = scores_of(held_out.y, proba, clf.classes_, held_out.weight)
+        y, proba, weight = (stacked(group.gather(a)) for a in (held_out.y, proba, held_out.weight))
+        assert y is not None and proba is not None
+        scores, n_test = scores_of(y, proba, clf.classes_, weight), len(y)
+    shares = group.gather(fingerprint(training.all.X, training.all.y))
     origin = {
         "source": table.name,
-        "fingerprint": fingerprint(training.all.X, training.all.y),
-        "n_rows": len(training.all.y),
-        "n_train": len(training.train.y),
-        "n_test": 0 if held_out is None else len(held_out.y),
+        "fingerprint": "+".join(shares),
+        "n_rows": sum(group.gather(len(training.all.y))),
+        "n_train": sum(group.gather(len(training.train.y))),
+        "n_test": n_test,
         "test_size": 0 if test is not None else test_size,
         "seed": seed,
         "command": command,
         "scores": scores,
-        ROWS: packed_digests(training.train.X, training.train.y),
+        ROWS: packed_digests(training.train.X, training.train.y, group),
     }
     return Model(clf, training.encoding, origin), scores
 
 
-def seen_of(model: Model, training: Training, test: Path | None) -> int | None:
+def seen_of(
+    model: Model, training: Training, test: Path | None, group: Group = ALONE
+) -> int | None:
     """How many of the rows held out were trained on; of the training table's own, none."""
     if test is None or training.test is None:
         return 0
-    return model.count_seen(training.test.X, training.test.y)
+    seen = group.gather(model.count_seen(training.test.X, training.test.y))
+    return None if None in seen else sum(seen)  # type: ignore[arg-type]
 
 
 def _classifier(

@@ -20,6 +20,7 @@ from conjugp.cli.encoding import Encoding
 from conjugp.cli.scores import count_common, row_digests
 from conjugp.cli.tables import FORMATS, Table, TableError, read_table
 from conjugp.files import FileFormatError
+from conjugp.group import ALONE, Group
 
 KEY = "table"
 ROWS = "rows"  # in the origin, digests of the training rows; older files are without
@@ -132,11 +133,12 @@ def read_header(path: Path, table: Path | None = None) -> dict[str, Any]:
         raise FileFormatError(f"{path} is not a conjugp model file{hint}") from error
 
 
-def packed_digests(X: NDArray[np.float64], y: NDArray[Any]) -> str | None:
-    """The digests of rows as text, in order of size; None of very many rows."""
-    if len(y) > MOST_DIGESTS:
+def packed_digests(X: NDArray[np.float64], y: NDArray[Any], group: Group = ALONE) -> str | None:
+    """The digests of all ranks' rows as text, in order of size; None of very many rows."""
+    if sum(group.gather(len(y))) > MOST_DIGESTS:
         return None
-    return base64.b64encode(np.sort(row_digests(X, y)).tobytes()).decode()
+    digests = np.concatenate(group.gather(row_digests(X, y)))
+    return base64.b64encode(np.sort(digests).tobytes()).decode()
 
 
 def _unpacked(text: str) -> NDArray[np.uint64]:

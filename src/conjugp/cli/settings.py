@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from conjugp.cli.app import Refusal
 from conjugp.cli.encoding import Encoding, choose_encoding
+from conjugp.cli.ranks import joint_sample
 from conjugp.cli.scores import check_known, split
 from conjugp.cli.tables import Table, read_table
+from conjugp.group import ALONE, Group
 
 TableArgument = Annotated[
     Path, typer.Argument(metavar="TABLE", help="CSV, Parquet or NPZ file; - is CSV on stdin.")
@@ -82,8 +84,10 @@ class Reading:
     decimal: str | None = None
     keep: list[str] = field(default_factory=list)  # to show, though they may be ignored
 
-    def table(self, path: Path, ignored: tuple[str, ...] = ()) -> Table:
-        """The table without the columns to ignore, these or a model's."""
+    def table(
+        self, path: Path, ignored: tuple[str, ...] = (), share: tuple[int, int] = (0, 1)
+    ) -> Table:
+        """The table, or a share of it, without the columns to ignore, these or a model's."""
         skip = tuple(name for name in (*self.ignore, *ignored) if name not in self.keep)
         table = read_table(
             path,
@@ -91,6 +95,7 @@ class Reading:
             encoding=self.encoding,
             decimal=self.decimal,
             skip=skip,
+            share=share,
         )
         for name in self.keep:
             table.column(name)
@@ -138,13 +143,19 @@ def prepare(
     test_size: float,
     test: Path | None,
     seed: int,
+    group: Group = ALONE,
 ) -> Training:
-    """Read a table, choose its encoding and set rows aside."""
+    """Read a table, choose its encoding and set rows aside.
+
+    Of several ranks each has its share of the rows; the encoding is that of all.
+    """
     if reading.missing not in ("refuse", "impute"):
         raise Refusal(f"--missing must be refuse or impute; got {reading.missing!r}")
-    table = reading.table(path)
+    share = (group.rank, group.size)
+    table = group.all(lambda: reading.table(path, share=share))
+    sample = joint_sample(table, target, group)
     encoding, notes = choose_encoding(
-        table,
+        sample,
         target,
         categorical=reading.categorical,
         missing=reading.missing,
@@ -152,12 +163,15 @@ def prepare(
         weight=reading.weight,
     )
     if test is not None or test_size == 0:
-        rows = Rows.of(table, encoding)
-        held_out = None if test is None else Rows.of(reading.table(test), encoding)
-        if held_out is not None:
-            check_known(held_out.y, np.unique(rows.y), target)
+        rows = group.all(lambda: Rows.of(table, encoding))
+        held_out = None
+        if test is not None:
+            known = np.unique(np.concatenate(group.gather(np.unique(rows.y))))
+            held_out = group.all(lambda: Rows.of(reading.table(test, share=share), encoding))
+            group.all(lambda: check_known(held_out.y, known, target))
         return Training(encoding, rows, rows, held_out, notes)
-    first, second = split(encoding.read_labels(table), test_size, seed)
-    encoding = encoding.refilled(table.take(first))
-    rows = Rows.of(table, encoding)
+    labels = group.all(lambda: encoding.read_labels(table))
+    first, second = group.all(lambda: split(labels, test_size, seed))
+    encoding = encoding.refilled(joint_sample(table.take(first), target, group))
+    rows = group.all(lambda: Rows.of(table, encoding))
     return Training(encoding, rows, rows.take(first), rows.take(second), notes)

@@ -8,6 +8,7 @@ import re
 import sys
 import zipfile
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -74,14 +75,27 @@ def read_table(
     encoding: str | None = None,
     decimal: str | None = None,
     skip: tuple = (),
+    share: tuple[int, int] = (0, 1),
 ) -> Table:
     """The table in a file, its kind told by the end of its name; ``-`` is CSV on standard input.
 
     `skip` names columns to leave out, and arrays of an NPZ file, which may then be of any length.
+    `share` (k, n) is the k-th of n parts: row groups of a Parquet file with enough of them, every
+    n-th row otherwise.
     """
     if decimal not in (None, ".", ","):
         raise TableError(f"--decimal must be . or ,; got {decimal!r}")
-    return replace(_read(path, delimiter, encoding, skip), decimal=decimal)
+    k, n = share
+    if n == 1:
+        return replace(_read(path, delimiter, encoding, skip), decimal=decimal)
+    if str(path) == "-":
+        raise TableError("several processes cannot share standard input; give a file")
+    if path.suffix.lower() in PARQUET and row_groups(path) >= n:
+        return replace(read_parquet(path, skip, share), decimal=decimal)
+    table = _read(path, delimiter, encoding, skip)
+    if table.n_rows < n:
+        raise TableError(f"{path} has fewer rows than there are processes")
+    return replace(table.take(np.arange(k, table.n_rows, n)), decimal=decimal)
 
 
 def _read(path: Path, delimiter: str | None, encoding: str | None, skip: tuple) -> Table:
@@ -160,22 +174,35 @@ def need_pyarrow() -> None:
         ) from error
 
 
-def read_parquet(path: Path, skip: tuple = ()) -> Table:
-    """The table in a Parquet file."""
+def row_groups(path: Path) -> int:
+    """How many parts a Parquet file was written in."""
+    return _parquet(path, lambda file: file.metadata.num_row_groups)
+
+
+def read_parquet(path: Path, skip: tuple = (), share: tuple[int, int] = (0, 1)) -> Table:
+    """The table in a Parquet file, or a share of its row groups."""
+    k, n = share
+    found = _parquet(
+        path, lambda file: file.read_row_groups(range(k, file.metadata.num_row_groups, n))
+    )
+    columns = []
+    for name, column in zip(found.column_names, found.columns, strict=True):
+        # What is left out may be of any type.
+        columns.append((name, column if name in skip else _from_arrow(name, column, path)))
+    return _table(columns, found.num_rows, str(path), skip)
+
+
+def _parquet(path: Path, work: Callable[[Any], Any]) -> Any:
+    """work(file) of a Parquet file; one clear error if it is none."""
     need_pyarrow()
     import pyarrow
     from pyarrow import parquet
 
     with path.open("rb") as file:
         try:
-            found = parquet.read_table(file)
+            return work(parquet.ParquetFile(file))
         except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
             raise TableError(f"{path} is not a Parquet file, or damaged") from error
-    columns = []
-    for name, column in zip(found.column_names, found.columns, strict=True):
-        # What is left out may be of any type.
-        columns.append((name, column if name in skip else _from_arrow(name, column, path)))
-    return _table(columns, found.num_rows, str(path), skip)
 
 
 def _from_arrow(name: str, column: Any, path: Path) -> NDArray[Any]:

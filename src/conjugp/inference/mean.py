@@ -87,7 +87,7 @@ def fit_mean(
     take = Step(here, data, likelihood, bound, learn_mean, len(starts) / total, 1 / total)
     if class_batch is not None and class_batch < len(here.mean):
         take = ClassStep(take, class_batch, generator)
-    elif captured.applies(take):
+    elif data.data.group.size == 1 and captured.applies(take):
         take = captured.CapturedStep(take)
     journal = journal or Journal()
     n_steps, done, first = n_epochs * len(starts), 0, 0
@@ -188,10 +188,12 @@ class Step:
         value, dm, dv = _bound(self.likelihood, self.bound, y, m, v)
         dm.mul_(weight.unsqueeze(1))
         dK = dm @ w if slopes else None
-        dw = self.whitened(dm.T @ K).mul_(-self.scale).add_(w, alpha=self.shrink)
-        d_mean = dm.sum(0).mul_(-self.scale) if self.learn_mean else None
+        g, g_mean, total = dm.T @ K, dm.sum(0), value @ weight
+        data.data.group.sum([g, g_mean, total])
+        dw = self.whitened(g).mul_(-self.scale).add_(w, alpha=self.shrink)
+        d_mean = g_mean.mul_(-self.scale) if self.learn_mean else None
         self.adam.descend([dw, d_mean], [rate, MEAN_RATE * rate])
-        return Slopes(value @ weight, dK, None if dv is None else dv * weight.unsqueeze(1))
+        return Slopes(total, dK, None if dv is None else dv * weight.unsqueeze(1))
 
     def unwhitened(self, w: Tensor) -> Tensor:
         """L⁻ᵀw where the rows are k(X, Z)."""

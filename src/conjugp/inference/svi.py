@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from conjugp.features import Features
+from conjugp.group import Group
 from conjugp.likelihoods.base import Likelihood, Site
 from conjugp.posterior import Moments, Posterior, marginals, pullback
 
@@ -61,6 +62,21 @@ def statistics(f: Features, site: Site, mean: Tensor, weight: Tensor) -> Statist
 def add(parts: Iterable[Statistics]) -> Statistics:
     """The statistics of several sets of rows together."""
     return reduce(lambda a, b: Statistics(a.h + b.h, a.P + b.P, a.bound + b.bound), parts)
+
+
+def pooled(s: Statistics, others: list[Tensor], group: Group) -> Statistics:
+    """The statistics of all ranks; `others`, such as gradients, are summed in place beside them.
+
+    In one message, and of P, which is symmetric, one half.
+    """
+    M = s.P.shape[-1]
+    row, column = torch.tril_indices(M, M, device=s.P.device)
+    h, half, bound = s.h.contiguous(), s.P[:, row, column], s.bound.detach().reshape(1)
+    group.sum([h, half, bound, *others])
+    P = torch.empty_like(s.P)
+    P[:, row, column] = half
+    P[:, column, row] = half
+    return Statistics(h, P, bound[0])
 
 
 def update(q: Posterior, s: Statistics, scale: float, rho: float) -> Posterior:
