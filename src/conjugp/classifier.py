@@ -53,6 +53,7 @@ from conjugp.stream import Stream
 from conjugp.training import Progress, Trainer
 
 _ROWS = 2**15  # rows that are scaled at a time
+_STREAM_CACHE_MB = 512  # kernel values kept in fits of streams
 
 
 class GPClassifier(Saveable, ProbabilisticClassifier):
@@ -292,7 +293,8 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             y_, weight = column_or_1d(y, warn=True), sample_weight
             weight = None if weight is None else check_weight(weight, np.empty((len(X), 0)))
             check_consistent_length(X, y_, weight)
-            return self._fit(checkpoint, lambda bar: self._read(array_batches(X, y_, weight), bar))
+            found = array_batches(X, y_, weight)
+            return self._fit(checkpoint, lambda bar: self._read(found, bar), stream=True)
         return self._fit(checkpoint, lambda _: check_training_data(self, X, y, sample_weight))
 
     def fit_stream(
@@ -339,7 +341,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         if known is not None and len(known) < 2:
             raise ValueError("classes must hold at least 2 classes, got one class")
         found = batches(source, target, sample_weight)
-        return self._fit(checkpoint, lambda bar: self._read(found, bar, known))
+        return self._fit(checkpoint, lambda bar: self._read(found, bar, known), stream=True)
 
     def _read(
         self, found: Iterator[Batch], bar: ProgressBar, classes: NDArray[Any] | None = None
@@ -356,8 +358,9 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         checkpoint: str | os.PathLike[str] | None,
         load: Callable[[ProgressBar], tuple[Rows | Store | JointRows, NDArray[Any]]],
         group: Group = ALONE,
+        stream: bool = False,
     ) -> GPClassifier:
-        """Fit to checked rows, wherever they are."""
+        """Fit to checked rows, wherever they are; those of a stream are not to fill memory."""
 
         def check() -> tuple[Likelihood, str, FitOptions]:
             if checkpoint is not None and group.rank == 0:
@@ -367,6 +370,9 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             return check_parameters(self)
 
         likelihood, bound, options = group.all(check)
+        if stream and options.cache_mb == "auto":
+            kept = options.get_params(deep=False)
+            options = FitOptions(**{**kept, "cache_mb": _STREAM_CACHE_MB})
         if group.size > 1:
             check_parameters_agree(self, group, checkpoint is not None)
         stopped: KeyboardInterrupt | None = None

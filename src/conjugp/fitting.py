@@ -32,7 +32,6 @@ from conjugp.plan import Plan
 from conjugp.posterior import Posterior, prior
 from conjugp.scaling import Scaling
 from conjugp.search import Candidate, class_centres, held_out_loss, rescaled, search
-from conjugp.shards import Shards
 from conjugp.training import Progress, Result, Settings, State, Trainer, initial_state
 
 KERNEL_INDUCING = 128  # inducing points, steps, classes of the fit that learns the kernel
@@ -697,8 +696,6 @@ def cache_bytes(cache_mb: int | str, data: Dataset) -> int:
     """Bytes that cached kernel values may take."""
     if cache_mb != "auto":
         return int(cache_mb) * 2**20
-    if not isinstance(data, Data | Shards):
-        return 0
     if data.like.device.type == "cuda":
         return int(0.4 * torch.cuda.mem_get_info(data.like.device)[0])
     try:
