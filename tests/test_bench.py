@@ -28,6 +28,7 @@ ENTRIES = {
     "throughput": {"n_inducing", "n_features", "n_classes"},
     "step": {"M", "B", "C", "D", "bound", "readable", "fused", "speed_up"},
     "gpu_step": {"gpu", "found"},
+    "gpu": {"device", "start_seconds"},
 }
 CONTEST = {"target_nll", "error", "peer_seconds", "ratio", "wanted", "passed"}
 CONTEST |= {"conjugp_settings", "conjugp_seconds", "conjugp_nll"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from conjugp import FitOptions, GPClassifier
-from conjugp.likelihoods import LIKELIHOODS
 
 
 @parametrize_with_checks(
@@ -15,11 +14,8 @@ from conjugp.likelihoods import LIKELIHOODS
         GPClassifier.paper(
             n_inducing=20, max_epochs=20, options=FitOptions(prediction="qmc", n_samples=64)
         ),
-        *(
-            GPClassifier(likelihood=name, n_inducing=10, max_epochs=5, temperature=None)
-            for name in LIKELIHOODS
-            if name != "logistic-softmax"
-        ),
+        # Likelihoods share this face: one stands for those without a gradient at a point.
+        GPClassifier(likelihood="robust-max", n_inducing=10, max_epochs=5, temperature=None),
         GPClassifier(inference="mc-vi", n_inducing=10, max_epochs=5, temperature=None),
     ]
 )

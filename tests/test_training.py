@@ -253,6 +253,7 @@ def odd_data(draw):
 
 
 @settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     data=odd_data(),
     bound=st.sampled_from(BOUNDS),

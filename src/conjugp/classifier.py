@@ -631,7 +631,8 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
 
     def _group(self) -> Group:
         """The ranks that fit together; this process alone where there is no group, or not to be."""
-        return current() if (self.options or FitOptions()).distributed == "auto" else ALONE
+        alone = isinstance(self.options, FitOptions) and self.options.distributed != "auto"
+        return ALONE if alone else current()
 
     def _seed(self) -> int:
         return seed_of(self.random_state)
