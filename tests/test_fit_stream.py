@@ -193,6 +193,13 @@ def test_parquet_that_cannot_be_used(tmp_path):
     pq.write_table(table(kind=pa.array([None, *Y[1:]])), path)
     refused("column 'kind' has missing values")
     refused("no column 'label'; it has", target="label")
+    pq.write_table(table(), path)
+    other = tmp_path / "several"
+    other.mkdir()
+    pq.write_table(table(), other / "1.parquet")
+    pq.write_table(table().drop(["b"]), other / "2.parquet")
+    with pytest.raises(ValueError, match="cannot be read"):
+        minibatch().fit_stream(other, target="kind")
     refused("target must name", target=None)
 
 

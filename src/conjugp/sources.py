@@ -94,6 +94,7 @@ def _parquet(path: Path, target: str | None, weight: str | None) -> Iterator[Bat
     try:
         import pyarrow as pa
         import pyarrow.dataset as ds
+        import pyarrow.parquet as pq
     except ImportError as error:
         raise ImportError(
             "reading Parquet needs pyarrow: pip install 'conjugp[parquet]'"
@@ -119,20 +120,22 @@ def _parquet(path: Path, target: str | None, weight: str | None) -> Iterator[Bat
             )
     names = [field.name for field in features]
     roles = (names, [target], [] if weight is None else [weight])
-    first, wanted = 0, [name for role in roles for name in role]
+    wanted = [name for role in roles for name in role]
     try:
-        for part in table.to_batches(columns=wanted, batch_size=_BATCH):
-            if not part.num_rows:
-                continue
-            where = f"rows {first + 1} to {first + part.num_rows} of {path}"
-            for name in wanted:
-                if part.column(name).null_count:
-                    raise ValueError(f"source, {where}: column {name!r} has missing values")
-            x, y, w = ([_values(part.column(name)) for name in role] for role in roles)
-            X = np.column_stack(x) if x else np.empty((part.num_rows, 0))
-            yield Batch(X, y[0], w[0] if w else None, where, names)
-            first += part.num_rows
-    except pa.ArrowInvalid as error:
+        for file in table.files:
+            first = 0
+            # Not the data set's own reader: it holds whole files in memory.
+            with pq.ParquetFile(file, pre_buffer=False) as opened:
+                for part in opened.iter_batches(_BATCH, columns=wanted, use_threads=False):
+                    where = f"rows {first + 1} to {first + part.num_rows} of {file}"
+                    first += part.num_rows
+                    for name in wanted:
+                        if part.column(name).null_count:
+                            raise ValueError(f"source, {where}: column {name!r} has missing values")
+                    x, y, w = ([_values(part.column(name)) for name in role] for role in roles)
+                    X = np.column_stack(x) if x else np.empty((part.num_rows, 0))
+                    yield Batch(X, y[0], w[0] if w else None, where, names)
+    except (pa.ArrowInvalid, KeyError) as error:  # damage, or a file without one of the columns
         raise ValueError(f"source: {path} cannot be read ({error})") from error
 
 
