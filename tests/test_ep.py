@@ -834,7 +834,6 @@ def odd_data(draw):
 
 
 @settings(max_examples=40)
-@settings(max_examples=40)
 @given(
     data=odd_data(),
     log_variance=st.floats(-4, 12),

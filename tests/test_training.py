@@ -252,7 +252,6 @@ def odd_data(draw):
     return Data(torch.tensor(X), torch.tensor(y), torch.tensor(weight), C)
 
 
-@settings(max_examples=60)
 @settings(max_examples=40)
 @given(
     data=odd_data(),
