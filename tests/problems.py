@@ -91,3 +91,12 @@ def numpy_site(
         for _ in range(2000):  # the fixed-point iteration, until it has long settled
             gamma = np.exp(digamma(1 + gamma.sum(1, keepdims=True))) * s / n_classes
     return gamma, (Y + gamma) * np.tanh(c / 2) / (2 * c)
+
+
+def labelled(counts: list[int], seed: int = 0) -> Data:
+    """Rows numbered from 0, shuffled labels, `counts` of every class."""
+    labels = np.repeat(np.arange(len(counts)), counts)
+    labels = np.random.default_rng(seed).permutation(labels)
+    rows = torch.arange(len(labels), dtype=torch.float64).unsqueeze(1)
+    weight = torch.linspace(1, 2, len(labels), dtype=torch.float64)
+    return Data(rows, torch.tensor(labels), weight, len(counts))

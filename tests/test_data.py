@@ -8,17 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conjugp import data as data_module
-from conjugp.data import Data, class_rank, rare_rows, sample_size
-
-
-def labelled(counts: list[int], seed: int = 0) -> Data:
-    """Rows numbered from 0, shuffled labels, `counts` of every class."""
-    labels = np.repeat(np.arange(len(counts)), counts)
-    labels = np.random.default_rng(seed).permutation(labels)
-    rows = torch.arange(len(labels), dtype=torch.float64).unsqueeze(1)
-    weight = torch.linspace(1, 2, len(labels), dtype=torch.float64)
-    return Data(rows, torch.tensor(labels), weight, len(counts))
-
+from conjugp.data import class_rank, rare_rows, sample_size
+from problems import labelled
 
 class_counts = st.lists(st.integers(0, 40), min_size=2, max_size=8).filter(lambda c: sum(c) > 0)
 scans = st.sampled_from([1, 3, 50, 2**20])

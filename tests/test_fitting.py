@@ -29,18 +29,10 @@ from conjugp.fitting import (
 from conjugp.progress import ProgressBar
 from conjugp.training import Progress
 from faces import decoupled, fitted_attributes, fixed, minibatch, toy
+from problems import labelled
 
 X, y = toy(60)
 quiet = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-
-
-def labelled(counts: list[int], seed: int = 0) -> Data:
-    """Rows numbered from 0, shuffled labels, `counts` of every class."""
-    labels = np.repeat(np.arange(len(counts)), counts)
-    labels = np.random.default_rng(seed).permutation(labels)
-    rows = torch.arange(len(labels), dtype=torch.float64).unsqueeze(1)
-    weight = torch.linspace(1, 2, len(labels), dtype=torch.float64)
-    return Data(rows, torch.tensor(labels), weight, len(counts))
 
 
 class_counts = st.lists(st.integers(0, 40), min_size=2, max_size=8).filter(lambda c: sum(c) > 0)

@@ -132,8 +132,8 @@ def test_precisions_and_covariances(data, family):
     ("bound", "family"), [*((bound, "shared") for bound in BOUNDS), ("tight", "diagonal")]
 )
 def test_learning_raises_the_elbo(bound, family, monkeypatch):
-    monkeypatch.setattr("conjugp.fitting.JOINT_STEPS", 60)
-    X = np.random.default_rng(0).standard_normal((400, 3))
+    monkeypatch.setattr("conjugp.fitting.JOINT_STEPS", 100)
+    X = np.random.default_rng(1).standard_normal((400, 3))
     y = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0)
 
     def elbo(**changes) -> float:
@@ -145,8 +145,8 @@ def test_learning_raises_the_elbo(bound, family, monkeypatch):
         return clf.fit(X, y).elbo_
 
     at_rest = elbo(learn_hyperparameters=False)
-    assert elbo() > at_rest + 5
-    assert elbo(class_batch=1, batch_size=64) > at_rest + 5
+    assert elbo() > at_rest + 20
+    assert elbo(class_batch=1, batch_size=64) > at_rest + 15
 
 
 def test_a_bad_step_is_taken_back(data, monkeypatch):

@@ -153,14 +153,13 @@ def test_a_given_kernel_is_not_a_relative_one():
 def test_decoupled_fits_have_units_too():
     # Powers of two, so that all digits stay.
     factor = np.array([2.0**20, 2.0**-20])
-    clf = decoupled(kernel=RBF([1.0, 2.0], 10.0)).fit(X, y)
-    scaled = decoupled(kernel=RBF([1.0, 2.0] * factor, 10.0)).fit(X * factor, y)
-    assert (scaled.predict(X * factor) == clf.predict(X)).mean() >= 0.9  # of another order
+    # Other numbers are another order of the rows, so fits differ where classes overlap.
+    clf = decoupled(kernel=RBF([1.0, 2.0], 10.0), random_state=4).fit(X, y)
+    scaled = decoupled(kernel=RBF([1.0, 2.0] * factor, 10.0), random_state=4).fit(X * factor, y)
+    assert (scaled.predict(X * factor) == clf.predict(X)).mean() >= 0.95
     np.testing.assert_allclose(scaled.kernel_.lengthscale, [1.0, 2.0] * factor)
     low, high = (X * factor).min(0), (X * factor).max(0)
-    # A centre may be a row at the edge, rounded.
-    assert (scaled.inducing_points_ >= low - 1e-12 * (high - low)).all()
-    assert (scaled.inducing_points_ <= high + 1e-12 * (high - low)).all()
+    assert (scaled.inducing_points_ >= low).all() and (scaled.inducing_points_ <= high).all()
 
 
 @pytest.mark.parametrize("make", [fixed, minibatch, decoupled])

@@ -252,7 +252,7 @@ def odd_data(draw):
     return Data(torch.tensor(X), torch.tensor(y), torch.tensor(weight), C)
 
 
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(
     data=odd_data(),
     bound=st.sampled_from(BOUNDS),

@@ -123,12 +123,12 @@ def test_the_sampler_against_quadrature():
 
 @pytest.mark.slow
 def test_a_fresh_chain_agrees_with_the_stored_reference(reference):
-    n_batches = 6
+    n_batches = 10
     chain = Chain(wine(), seed=99)
     for _ in range(BURN_IN):
         chain.sweep(test=False)
     batches = [chain.batch(BATCH) for _ in range(n_batches)]
-    fresh = summary([batches[:3], batches[3:]])
+    fresh = summary([batches[:5], batches[5:]])
     # Errors shrink with the root of the number of sweeps.
     factor = np.sqrt(1 + reference["sweeps"] / (n_batches * BATCH))
     for name in ("p", "mean", "variance"):
