@@ -19,14 +19,13 @@ from contestants import (
     Run,
     alone,
     conjugp_fit,
+    first_state,
     gpflow_fit,
     gpytorch_fit,
     has_gpflow,
-    inducing_points,
     sklearn_fit,
 )
-from data import SPLITS, MissingDataError, load
-from numpy.typing import NDArray
+from data import SPLITS, MissingDataError, Start, load
 from record import RESULTS, add_output, context, keep
 
 SETS = [name for name, n in SPLITS.items() if n == 1]
@@ -49,10 +48,6 @@ FEW_EPOCHS = {"covtype": (0.05, 0.07, 0.1, 0.12, 0.15, 0.2, 0.35, 0.5, 1)}
 CLOSE = 1.001  # a peer has reached its best NLL when it is this near
 WANTED = {"covtype": 12.0}  # ratios of seconds; elsewhere
 WANTED_ELSEWHERE = 20.0
-
-# Where kernels start: lengthscale as a share of the median distance, and variance. All have
-# conjugp's start; Adam and scikit-learn may have the usual one.
-SAME_START, UNIT_START = (0.5, 3.0), (1.0, 1.0)
 
 SHORT = 1 / 4  # of the budget that a setting gets when it is tried
 LAST_LOOKS = (0.5, 0.75, 1.0)  # at the test set in those runs
@@ -80,29 +75,29 @@ PEERS = {
             "learning_rate": (0.03, 0.01),
             **_BATCH,
             **_LEARN,
-            "start": (SAME_START, UNIT_START),
+            "kernel": ("same", "unit"),
             "inputs": ("raw", "standardised"),
         },
     ),
     "gpytorch-ngd": Peer(
         "GPyTorch softmax, NGD",
         gpytorch_fit,
-        {"optimiser": "ngd, triangular", "first_step": 1e-3, "start": SAME_START},
+        {"optimiser": "ngd, triangular", "first_step": 1e-3, "kernel": "same"},
         {**_NATURAL, **_BATCH},
     ),
     "gpflow-softmax": Peer(
         "GPflow softmax, natural gradients",
         gpflow_fit,
-        {"likelihood": "softmax", "first_step": 1e-3, "start": SAME_START, "batch_size": 200},
+        {"likelihood": "softmax", "first_step": 1e-3, "kernel": "same", "batch_size": 200},
         _NATURAL,
     ),
     "gpflow-robust-max": Peer(
         "GPflow robust-max, natural gradients",
         gpflow_fit,
-        {"likelihood": "robust-max", "first_step": 1e-6, "start": SAME_START, "batch_size": 200},
+        {"likelihood": "robust-max", "first_step": 1e-6, "kernel": "same", "batch_size": 200},
         _NATURAL,
     ),
-    "scikit-learn": Peer("scikit-learn, exact, fewer rows", sklearn_fit, {"start": UNIT_START}, {}),
+    "scikit-learn": Peer("scikit-learn, exact, fewer rows", sklearn_fit, {"kernel": "unit"}, {}),
 }
 
 
@@ -154,22 +149,22 @@ class Contest:
         self, name: str, budget: float, python: str, say: Callable[[str], None] = print
     ) -> None:
         self.name, self.budget, self.python, self.say = name, budget, python, say
-        self._points: NDArray | None = None
+        self._start: Start | None = None
 
     @property
-    def points(self) -> NDArray:
-        """The inducing points that all start from."""
-        if self._points is None:
-            self._points = alone(inducing_points, self.name, CONJUGP)["Z"]
-        return self._points
+    def start(self) -> Start:
+        """The inducing points and the kernel that all start from."""
+        if self._start is None:
+            self._start = alone(first_state, self.name, CONJUGP)
+        return self._start
 
     def peer(self, key: str, settings: dict[str, Any], budget: float) -> Run:
         """One run of a peer."""
         peer = PEERS[key]
         if peer.fit is gpflow_fit:
-            run = gpflow_fit(self.name, self.points, settings, budget, self.python)
+            run = gpflow_fit(self.name, self.start, settings, budget, self.python)
         else:
-            run = alone(peer.fit, self.name, self.points, settings, budget)
+            run = alone(peer.fit, self.name, self.start, settings, budget)
         failure = f", {run['failure']}" if "failure" in run else ""
         self.say(f"{peer.label} {settings}: NLL {best_nll(run):.4f} in {budget:g} s{failure}")
         return run
@@ -238,7 +233,8 @@ def tuned(path: Path, name: str, key: str) -> tuple[dict[str, Any], str | None]:
         if found is not None:
             alike = usual_inputs(place) == usual_inputs(name)
             inputs = (found["settings"] if alike else settings)["inputs"]
-            return {**settings, **found["settings"], "inputs": inputs}, place
+            known = {k: v for k, v in found["settings"].items() if k in settings}
+            return {**settings, **known, "inputs": inputs}, place
     return settings, None
 
 

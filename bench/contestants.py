@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from data import KEYS, load, median_distance, scaled
+from data import KEYS, Start, load, scaled
 from numpy.typing import NDArray
 from record import scores
 
@@ -25,7 +25,7 @@ CUBE = MORE_ROWS**3  # what a fit costs more than the one before
 SHARE = 1 / 4  # of the budget for the longest of these fits: they are many, and so are predictions
 
 
-def alone(contestant: Callable[..., Run], *arguments: Any) -> Run:
+def alone(contestant: Callable[..., Any], *arguments: Any) -> Any:
     """Call a contestant in a fresh process."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(contestant, *arguments).result()
@@ -34,8 +34,8 @@ def alone(contestant: Callable[..., Run], *arguments: Any) -> Run:
 # --- conjugp --------------------------------------------------------------------------------------
 
 
-def inducing_points(name: str, settings: dict[str, Any]) -> Run:
-    """The points that conjugp with these settings starts from, in the units of the data."""
+def first_state(name: str, settings: dict[str, Any]) -> Start:
+    """Where conjugp with these settings starts, in the units of the data."""
     from conjugp import FitOptions, GPClassifier
 
     split = load(name)
@@ -44,10 +44,12 @@ def inducing_points(name: str, settings: dict[str, Any]) -> Run:
         raise KeyboardInterrupt
 
     options = FitOptions(callback=stop, on_interrupt="return")
-    settings = {**settings, "learn_inducing": False}
+    settings = {**settings, "learn_inducing": False, "learn_hyperparameters": False}
     model = GPClassifier(**settings, random_state=0, options=options)
     model.fit(split.X_train, split.y_train)
-    return {"Z": model.inducing_points_}
+    kernel = model.kernel_
+    lengths = np.broadcast_to(kernel.lengthscale, split.X_train.shape[1:])
+    return Start(model.inducing_points_, np.array(lengths), float(kernel.variance))
 
 
 def conjugp_fit(name: str, settings: dict[str, Any]) -> Run:
@@ -79,13 +81,13 @@ def conjugp_fit(name: str, settings: dict[str, Any]) -> Run:
 # --- GPyTorch -------------------------------------------------------------------------------------
 
 
-def gpytorch_fit(name: str, Z: NDArray, settings: dict[str, Any], budget: float) -> Run:
+def gpytorch_fit(name: str, start: Start, settings: dict[str, Any], budget: float) -> Run:
     """One training run; its seconds are those of training steps alone, inducing points given."""
     began = time.perf_counter()
     import svgp
 
     imported = time.perf_counter() - began
-    run = svgp.train(load(name), Z, **settings, budget=budget)
+    run = svgp.train(load(name), start, **settings, budget=budget)
     return {"settings": settings, "import_seconds": imported, **run}
 
 
@@ -101,12 +103,14 @@ def has_gpflow(python: str) -> bool:
         return False
 
 
-def gpflow_fit(name: str, Z: NDArray, settings: dict[str, Any], budget: float, python: str) -> Run:
+def gpflow_fit(
+    name: str, start: Start, settings: dict[str, Any], budget: float, python: str
+) -> Run:
     """One training run; its seconds are those of training steps alone, inducing points given."""
     split = load(name)
     with TemporaryDirectory() as folder:
         rows, options, output = (Path(folder) / f for f in ("rows.npz", "settings.json", "run.npz"))
-        np.savez(rows, Z=Z, **dict(zip(KEYS, split, strict=True)))
+        np.savez(rows, **start._asdict(), **dict(zip(KEYS, split, strict=True)))
         given = {**settings, "budget": budget, "called_at": time.time()}
         options.write_text(json.dumps(given))
         script = Path(__file__).with_name("gpflow_svgp.py")
@@ -125,7 +129,7 @@ def gpflow_fit(name: str, Z: NDArray, settings: dict[str, Any], budget: float, p
 # --- scikit-learn ---------------------------------------------------------------------------------
 
 
-def sklearn_fit(name: str, Z: NDArray, settings: dict[str, Any], budget: float) -> Run:
+def sklearn_fit(name: str, start: Start, settings: dict[str, Any], budget: float) -> Run:
     """GaussianProcessClassifier on more and more rows, as long as a fit should not take too long.
 
     A point of its curve is one complete fit: with inputs scaled and rows drawn, its seconds alone.
@@ -135,9 +139,8 @@ def sklearn_fit(name: str, Z: NDArray, settings: dict[str, Any], budget: float) 
 
     began = time.perf_counter()
     split = load(name)
-    X, X_test, _ = scaled(split, Z, settings["inputs"])
-    share, variance = settings["start"]
-    kernel = variance * RBF(share * median_distance(X))
+    X, X_test, _, lengths, variance = scaled(split, start, settings["inputs"], settings["kernel"])
+    kernel = variance * RBF(float(lengths[0]))
     order = every_class_first(split.y_train)
     run: Run = {"settings": settings, "curve": []}
     run["setup_seconds"] = time.perf_counter() - began

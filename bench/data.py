@@ -106,14 +106,32 @@ def load_embeddings(name: str) -> Embedded:
     return Embedded(whole, whole.X_train[val], whole.y_train[val], outside)
 
 
-def scaled(split: Split, Z: NDArray, inputs: str) -> list[NDArray]:
-    """Training, test and inducing inputs: standardised, or bytes divided by 255."""
+class Start(NamedTuple):
+    """Where training starts: what all have in common."""
+
+    Z: NDArray  # (M, D) inducing points
+    lengths: NDArray  # (D,) lengthscales
+    variance: float
+
+
+def scaled(
+    split: Split, start: Start, inputs: str, kernel: str
+) -> tuple[NDArray, NDArray, NDArray, NDArray, float]:
+    """Training, test and inducing inputs, standardised or bytes divided by 255; the first kernel.
+
+    That is "same", the one of `start`, or "unit": the median distance and a variance of one.
+    """
     if inputs == "raw":
         shift, scale = 0.0, 255.0
     else:
         shift, scale = split.X_train.mean(axis=0), split.X_train.std(axis=0)
         scale[scale == 0] = 1.0
-    return [((a - shift) / scale).astype("float32") for a in (split.X_train, split.X_test, Z)]
+    X, X_test, Z = (
+        ((a - shift) / scale).astype("float32") for a in (split.X_train, split.X_test, start.Z)
+    )
+    if kernel == "same":
+        return X, X_test, Z, start.lengths / scale, start.variance
+    return X, X_test, Z, np.full(X.shape[1], median_distance(X)), 1.0
 
 
 def median_distance(X: NDArray) -> float:

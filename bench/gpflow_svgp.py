@@ -26,7 +26,7 @@ import gpflow
 import numpy as np
 import tensorflow as tf
 from clock import LOOKS, SAVED, Clock, Warmup
-from data import KEYS, Split, median_distance, scaled
+from data import KEYS, Split, Start, scaled
 from gpflow.likelihoods import MultiClass, Softmax
 from gpflow.optimizers import NaturalGradient
 from numpy.typing import NDArray
@@ -36,11 +36,10 @@ _SAMPLES = 128  # draws behind a predicted probability, in pairs of opposite sig
 
 
 def build(
-    Z: NDArray, n: int, n_classes: int, likelihood: str, lengthscale: float, variance: float
+    Z: NDArray, n: int, n_classes: int, likelihood: str, lengths: NDArray, variance: float
 ) -> Any:
     """C latent functions on inducing points Z (M, D)."""
     kinds = {"softmax": Softmax, "robust-max": MultiClass}
-    lengths = np.full(Z.shape[1], lengthscale)
     return gpflow.models.SVGP(
         kernel=gpflow.kernels.SquaredExponential(variance=variance, lengthscales=lengths),
         likelihood=kinds[likelihood](n_classes),
@@ -54,11 +53,11 @@ def build(
 
 def train(
     split: Split,
-    Z: NDArray,
+    start: Start,
     *,
     likelihood: str,
     inputs: str,
-    start: tuple[float, float],
+    kernel: str,
     batch_size: int,
     learning_rate: float,
     first_step: float,
@@ -69,7 +68,7 @@ def train(
 ) -> tuple[dict[str, Any], list[NDArray]]:
     """Train for `budget` seconds of training steps; the curve, and the probabilities on it.
 
-    `start` is the lengthscale as a share of the median distance, and the variance. The size of
+    `kernel` is where that starts, as in `scaled`. The size of
     natural-gradient steps grows from `first_step` to `natural_step`: robust-max gives NaN where it
     starts much above 1e-6. After a step that ends in NaN the parameters of 20 to 40 steps before
     are put back, and steps become a tenth as long. The tracing of the step is part of the set-up.
@@ -77,10 +76,11 @@ def train(
     began = time.perf_counter()
     tf.random.set_seed(0)
     rng = np.random.default_rng(0)
-    X, X_test, Z = (a.astype(np.float64) for a in scaled(split, Z, inputs))
+    *arrays, variance = scaled(split, start, inputs, kernel)
+    X, X_test, Z, lengths = (a.astype(np.float64) for a in arrays)
     y = split.y_train.astype(np.int64)[:, None]
     C = int(y.max()) + 1
-    model = build(Z, len(y), C, likelihood, start[0] * median_distance(X), start[1])
+    model = build(Z, len(y), C, likelihood, lengths, variance)
     gpflow.set_trainable(model.inducing_variable, learn_inducing)
     q = [(model.q_mu, model.q_sqrt)]
     for parameter in q[0]:
@@ -169,8 +169,9 @@ def main() -> None:
     settings = json.loads(Path(given).read_text())
     imported = time.time() - settings.pop("called_at")
     with np.load(rows) as file:
-        split, Z = Split(*(file[key] for key in KEYS)), file["Z"]
-    result, looks = train(split, Z, **settings)
+        split = Split(*(file[key] for key in KEYS))
+        start = Start(file["Z"], file["lengths"], float(file["variance"]))
+    result, looks = train(split, start, **settings)
     packages = ("gpflow", "tensorflow", "tensorflow-probability", "tf_keras", "numpy")
     result["import_seconds"] = imported
     result["versions"] = {package: version(package) for package in packages}

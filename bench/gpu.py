@@ -50,6 +50,7 @@ LARGE: dict[str, dict[str, Any]] = {
     "covtype": {"n_inducing": 30_000, "batch_size": 2048},
     "shuttle": {"n_inducing": 10_000, "batch_size": 256},
 }
+SAME = {"n_inducing": 200, "covariance": "full"}  # as the peer has it
 BUDGET = 60.0  # seconds that GPyTorch trains
 TUNED = {"fashion_mnist": "mnist"}  # whose settings of the peer are taken
 
@@ -118,8 +119,7 @@ def quality(name: str) -> dict[str, Any]:
 def peer(name: str) -> dict[str, Any]:
     """GPyTorch's softmax SVGP for a minute, with the settings that suit it best on a CPU."""
     import svgp
-
-    from conjugp.inducing import kmeans
+    from contestants import first_state
 
     split = load(name)
     tuned = json.loads((RESULTS / "tuning.json").read_text())["sets"][TUNED.get(name, name)]
@@ -127,10 +127,11 @@ def peer(name: str) -> dict[str, Any]:
         (tuned["peers"][kind] for kind in ("gpytorch-adam", "gpytorch-ngd")),
         key=lambda found: found["nll"],
     )
-    X = torch.as_tensor(split.X_train[:20_000], dtype=torch.float32)
-    Z = kmeans(X, torch.ones(len(X)), 200, torch.Generator().manual_seed(0)).numpy()
-    run = svgp.train(split, Z, **best["settings"], budget=BUDGET, device="cuda")
-    return {"settings": best["settings"], **run}
+    settings = {**best["settings"], "kernel": "same"}
+    settings.pop("start", None)
+    start = first_state(name, SAME)
+    run = svgp.train(split, start, **settings, budget=BUDGET, device="cuda")
+    return {"settings": settings, **run}
 
 
 def gpytorch(names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -146,8 +147,7 @@ def gpytorch(names: Sequence[str]) -> dict[str, dict[str, Any]]:
         when = next((p["seconds"] for p in run["curve"] if p["nll"] <= 1.001 * best), math.inf)
         fits: list[dict[str, Any]] = []
         for epochs in (0.1, 0.3, 1, 3, 10):
-            same = {"n_inducing": 200, "covariance": "full", "max_epochs": epochs}
-            fits.append(fitted(name, same))
+            fits.append(fitted(name, {**SAME, "max_epochs": epochs}))
             if fits[-1]["nll"] <= best:
                 break
         reached = fits[-1]["nll"] <= best

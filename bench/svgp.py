@@ -15,7 +15,7 @@ from typing import Any
 import gpytorch
 import torch
 from clock import LOOKS, SAVED, Clock, Warmup
-from data import Split, median_distance, scaled
+from data import Split, Start, scaled
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import SoftmaxLikelihood
@@ -28,7 +28,6 @@ from gpytorch.variational import (
     VariationalStrategy,
 )
 from linear_operator.utils.errors import NotPSDError
-from numpy.typing import NDArray
 from record import scores
 from torch import Tensor
 
@@ -50,7 +49,7 @@ class SVGP(gpytorch.models.ApproximateGP):
         self,
         Z: Tensor,
         n_classes: int,
-        lengthscale: float,
+        lengthscale: float | Tensor,
         *,
         variance: float = 1.0,
         optimiser: str = "adam",
@@ -75,11 +74,11 @@ class SVGP(gpytorch.models.ApproximateGP):
 
 def train(
     split: Split,
-    Z: NDArray,
+    start: Start,
     *,
     optimiser: str,
     inputs: str,
-    start: tuple[float, float],
+    kernel: str,
     batch_size: int,
     learning_rate: float,
     learn_inducing: bool,
@@ -92,23 +91,22 @@ def train(
 ) -> dict[str, Any]:
     """Train for `budget` seconds of training steps, looking at the test set now and then.
 
-    `start` is the lengthscale as a share of the median distance, and the variance. The size of
+    `kernel` is where that starts, as in `scaled`. The size of
     natural-gradient steps grows from `first_step` to `natural_step`. After a step that fails the
     parameters of 20 to 40 steps before are put back, and steps become a tenth as long.
     """
     began = time.perf_counter()
     torch.manual_seed(0)
     torch.set_default_dtype(getattr(torch, dtype))
-    X, X_test, Z_ = (
-        torch.as_tensor(a, dtype=torch.get_default_dtype()) for a in scaled(split, Z, inputs)
-    )
+    *arrays, variance = scaled(split, start, inputs, kernel)
+    X, X_test, Z, lengths = (torch.as_tensor(a, dtype=torch.get_default_dtype()) for a in arrays)
     y = torch.as_tensor(split.y_train).long()
     C = int(y.max()) + 1
     model = SVGP(
-        Z_,
+        Z,
         C,
-        start[0] * median_distance(X.numpy()),
-        variance=start[1],
+        lengths,
+        variance=variance,
         optimiser=optimiser,
         learn_inducing=learn_inducing,
     ).to(device)

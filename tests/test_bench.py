@@ -278,8 +278,7 @@ def test_settings_are_chosen_one_after_the_other(script, monkeypatch):
     found = compare.Contest("mnist", 60.0, "python").tune("gpytorch-adam")
     best = {name: min(values, key=values.get) for name, values in costs.items()}
     assert (
-        found["settings"] == {**best, "optimiser": "adam", "start": compare.SAME_START}
-        and found["nll"] == 1
+        found["settings"] == {**best, "optimiser": "adam", "kernel": "same"} and found["nll"] == 1
     )
     assert len(found["runs"]) == 6 and "looks" not in found["runs"][0]["settings"]
 
@@ -365,6 +364,22 @@ def test_natural_steps_grow_and_shrink_after_a_failure(script):
     assert [warmup.failed() for _ in range(5)] == [True] * 4 + [False]
 
 
+def test_peers_start_where_they_are_told(script):
+    data = script("data")
+    rng = np.random.default_rng(0)
+    X = (10 + [1.0, 100.0] * rng.standard_normal((60, 2))).astype(np.float32)
+    split = data.Split(X, np.zeros(60, int), X[:4], np.zeros(4, int))
+    start = data.Start(X[:5].astype(np.float64), np.array([2.0, 300.0]), 3.0)
+    train, test, Z, lengths, variance = data.scaled(split, start, "standardised", "same")
+    # In any units the same kernel between the same points.
+    before = ((X[:4, None] - X[:5]) / start.lengths) ** 2
+    after = ((test[:, None] - Z) / lengths) ** 2
+    np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-9)
+    assert variance == 3.0 and np.abs(train.std(axis=0) - 1).max() < 1e-5
+    *_, lengths, variance = data.scaled(split, start, "standardised", "unit")
+    assert variance == 1.0 and lengths == pytest.approx([data.median_distance(train)] * 2)
+
+
 def test_scikit_learn_gets_every_class_and_as_many_rows_as_it_manages(script, monkeypatch):
     contestants, data = script("contestants"), script("data")
     rng = np.random.default_rng(0)
@@ -375,12 +390,13 @@ def test_scikit_learn_gets_every_class_and_as_many_rows_as_it_manages(script, mo
     split = data.Split(X, y, X[::8], y[::8])
     monkeypatch.setattr(contestants, "load", lambda _: split)
     monkeypatch.setattr(contestants, "FIRST_ROWS", 20)
-    settings = {"inputs": "standardised", "start": (1.0, 1.0)}
-    run = contestants.sklearn_fit("any", X[:5], settings, 1e-6)
+    settings = {"inputs": "standardised", "kernel": "unit"}
+    start = data.Start(X[:5], np.ones(2), 1.0)
+    run = contestants.sklearn_fit("any", start, settings, 1e-6)
     assert [point["rows"] for point in run["curve"]] == [20]
     monkeypatch.setattr(contestants, "CUBE", 0.0)
     monkeypatch.setattr(contestants, "MORE_ROWS", 5)
-    run = contestants.sklearn_fit("any", X[:5], settings, 10.0)
+    run = contestants.sklearn_fit("any", start, settings, 10.0)
     assert [point["rows"] for point in run["curve"]] == [20, 100]
     assert run["curve"][1]["nll"] < run["curve"][0]["nll"]
 
