@@ -18,6 +18,7 @@ from conjugp import launches
 
 __all__ = [
     "LogisticMoments",
+    "LogisticTails",
     "NotPositiveDefiniteError",
     "Tilt",
     "cholesky",
@@ -25,6 +26,7 @@ __all__ = [
     "gamma_total",
     "log_gamma_minus_entropy",
     "logistic_moments",
+    "logistic_tails",
     "sobol_normals",
     "tilt",
 ]
@@ -176,7 +178,7 @@ def _rules(dtype: torch.dtype, device: torch.device) -> _Rules:
     step, n = (0.6, 14) if fine else (0.75, 8)
     t = torch.arange(-n, n + 1, dtype=torch.float64) * step
     w = torch.exp(-0.5 * t * t)
-    h, low, high = (0.6, 77, 47) if fine else (0.75, 46, 26)
+    h, low, high = (0.6, 77, 47) if fine else (0.75, 40, 23)
     x = torch.arange(-low, high + 1, dtype=torch.float64) * h
     s = torch.sigmoid(x)
     slope = s * torch.sigmoid(-x)
@@ -200,74 +202,121 @@ def _node_dtype(x: Tensor) -> torch.dtype:
     return torch.float32 if x.dtype == torch.float32 and x.device.type == "cpu" else torch.float64
 
 
-def _density_sums(weights: Tensor, rules: _Rules, b: Tensor, v: Tensor, scaled: Tensor) -> Tensor:
-    """Σ_k weights_k N(x_k; b, v) e^scaled, (R, n), ``scaled`` at most b²/2v, for flat b, v."""
+def _blocks(x: Tensor) -> tuple[Tensor, ...]:
+    """Views of the columns of x, as many at a time as nodes are computed for."""
+    return x.split(_BLOCK[x.device.type == "cpu"], -1)
+
+
+def _density_sums(weights: Tensor, rules: _Rules, rates: list[Tensor]) -> Tensor:
+    """Σ_k weights_k N(x_k; b, v) e^scaled, (R, n), for rates b/v, 1/v and scaled − b²/2v ≤ 0."""
     dtype = weights.dtype
-    inverse = 1.0 / v
-    rates = torch.stack([b * inverse, inverse, scaled - 0.5 * b * b * inverse]).to(dtype)
     # No exponent so low that products turn subnormal: those are many times slower.
     floor = -40.0 if dtype == torch.float32 else -300.0
-    sums = []
-    size = _BLOCK[b.device.type == "cpu"]
-    for k in range(0, max(1, b.numel()), size):
-        block = slice(k, k + size)
-        exponent = rules.x @ rates[:, block]
-        sums.append(weights @ exponent.clamp_(min=floor).exp_())
-    return torch.cat(sums, 1).double() * torch.rsqrt(2.0 * math.pi * v)
+    sums = [
+        weights @ (rules.x @ block).clamp_(min=floor).exp_()
+        for block in _blocks(torch.stack(rates).to(dtype))
+    ]
+    return torch.cat(sums, 1).double().mul_(torch.sqrt(rates[1] * (0.5 / math.pi)))
 
 
-def _moments_small(b: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """E[σ], E[σ²], E[σ³] of u ~ N(b, v) for v < 1."""
+def _scaled_cdf(z: Tensor, scaled: Tensor) -> Tensor:
+    """e^scaled Φ(√2 z), ``scaled`` a little above z² where z < 0."""
+    cdf = torch.exp(scaled).mul_(torch.erfc(-z)).mul_(0.5)
+    # So far out that erfc, which is relative to nothing, has lost digits or all of itself.
+    far = z < -10.0
+    if z.device.type == "cpu" and not bool(far.any()):
+        return cdf
+    z = z.clamp_max(0.0)
+    return torch.where(far, 0.5 * torch.special.erfcx(-z) * torch.exp(scaled - z * z), cdf)
+
+
+def _tails_small(b: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
+    """0, E[σ], E[σ'] and E[σ''] of u ~ N(b, v) for v < 1, (4, n)."""
     rules = _rules(dtype, b.device)
-    sd, t, b = v.sqrt().to(dtype)[None], rules.t[:, None], b.to(dtype)[None]
-    powers = []
-    size = _BLOCK[b.device.type == "cpu"]
-    for k in range(0, max(1, v.numel()), size):
-        block = slice(k, k + size)
-        q = torch.addcmul(b[:, block], t, sd[:, block]).sigmoid_()
-        square = q * q
-        powers.append(torch.stack([rules.w @ q, rules.w @ square, rules.w @ q.mul_(square)]))
-    first, second, third = torch.cat(powers, 1).double()
-    return first, second, third
+    found = b.new_zeros(4, b.numel())
+    parts = (_blocks(x) for x in (b.to(dtype), v.sqrt().to(dtype), found))
+    for mean, sd, out in zip(*parts, strict=True):
+        q = torch.addcmul(mean, rules.t[:, None], sd).sigmoid_()
+        slope = torch.addcmul(q, q, q, value=-1.0)
+        out[1], out[2] = rules.w @ q, rules.w @ slope
+        out[3] = rules.w @ torch.addcmul(slope, slope, q, value=-2.0)
+    return found
 
 
-def _moments_large(
-    b: Tensor, v: Tensor, scaled: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """e^scaled times E[σ], E[σ²], E[σ³] of u ~ N(b, v) for v ≥ 1, −v/2 ≤ b."""
+def _tails_large(b: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
+    """A scale, at most b²/2v, and e^scale times E[σ], E[σ'], E[σ''] of u ~ N(b, v), (4, n).
+
+    For v ≥ 1, −v/2 ≤ b. For b < 0 all factors are written relative to e^{−b²/2v}.
+    """
     rules = _rules(dtype, b.device)
-    rest, slope, moment = _density_sums(rules.moment, rules, b, v, scaled)
-    wide = v + _STEP**2
-    z = b / torch.sqrt(2.0 * wide)
-    # e^scaled Φ(b/√wide): for b < 0 both factors are written relative to e^{−b²/2v}.
-    lower = 0.5 * torch.special.erfcx((-z).clamp_min(0.0)) * torch.exp(scaled - z * z)
-    mean = torch.where(b < 0, lower, 1.0 - 0.5 * torch.erfc(z.clamp_min(0.0))) + rest
-    curve = (moment - b * slope) / v
-    second = mean - slope
-    return mean, second, 0.5 * (curve + 2.0 * mean - 3.0 * slope)
+    inverse = v.reciprocal()
+    rate = b * inverse
+    half, low = 0.5 * rate, b.clamp_max(0.0)
+    scaled = low * half
+    rates = [rate, inverse, (low - b).mul_(half)]
+    rest, slope, moment = _density_sums(rules.moment, rules, rates)
+    z = b / torch.sqrt(2.0 * v + 2.0 * _STEP**2)
+    curvature = torch.addcmul(moment, b, slope, value=-1.0).mul_(inverse)
+    return torch.stack([scaled, _scaled_cdf(z, scaled).add_(rest), slope, curvature])
 
 
-def _both_powers(b: Tensor, v: Tensor, scaled: Tensor, large: Tensor, dtype: torch.dtype) -> Tensor:
-    """`_powers` by both rules for all: to look which one is needed would wait for a GPU."""
-    low = _moments_small(b, v.clamp_max(1.0), dtype)
-    high = _moments_large(b, v.clamp_min(1.0), scaled, dtype)
-    return torch.where(large, torch.stack(high), torch.stack(low))
+def _both_tails(b: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
+    """`_tails` by both rules for all: to look which one is needed would wait for a GPU."""
+    low, high = (
+        _tails_small(b, v.clamp_max(1.0), dtype),
+        _tails_large(b, v.clamp_min(1.0), dtype),
+    )
+    return torch.where(v >= 1.0, high, low)
 
 
-def _powers(b: Tensor, v: Tensor, scaled: Tensor, large: Tensor, dtype: torch.dtype) -> Tensor:
-    """e^scaled times E[σ], E[σ²], E[σ³] of u ~ N(b, v), (3, n), by the rule that v asks for."""
+def _tails(b: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
+    """A scale and e^scale times E[σ], E[σ'], E[σ''] of u ~ N(b, v), by the rule v asks for."""
     if b.device.type != "cpu":
-        return _both_powers(b, v, scaled, large, dtype)
+        return _both_tails(b, v, dtype)
+    large = v >= 1.0
     n_large = int(large.sum())
     if n_large == 0:
-        return torch.stack(_moments_small(b, v, dtype))
+        return _tails_small(b, v, dtype)
     if n_large == v.numel():
-        return torch.stack(_moments_large(b, v, scaled, dtype))
-    i, j = large.nonzero().squeeze(1), (~large).nonzero().squeeze(1)
-    powers = b.new_empty(3, b.numel())
-    powers[:, i] = torch.stack(_moments_large(b[i], v[i], scaled[i], dtype))
-    powers[:, j] = torch.stack(_moments_small(b[j], v[j], dtype))
-    return powers
+        return _tails_large(b, v, dtype)
+    found = b.new_empty(4, b.numel())
+    for rule, which in ((_tails_large, large), (_tails_small, ~large)):
+        i = which.nonzero().squeeze(1)
+        found[:, i] = rule(b[i], v[i], dtype)
+    return found
+
+
+class LogisticTails(NamedTuple):
+    """Expectations under f ~ N(−|m|, v): float64, of the shape of m (P3)."""
+
+    log_scale: Tensor  # logarithm of the common factor, at most 0
+    mean: Tensor  # E[σ(f)] = mean · exp(log_scale)
+    slope: Tensor  # E[σ'(f)] likewise
+    curvature: Tensor  # E[σ''(f)] likewise
+
+
+def logistic_tails(m: Tensor, v: Tensor) -> LogisticTails:
+    """E[σ], E[σ'], E[σ''] of f ~ N(−|m|, v), with relative precision (P3).
+
+    At a = −|m| < −v/2 the factor e^f of σ is taken into the Gaussian, E[σ(f)] = e^{a+v/2} E[σ(u)]
+    with u ~ N(−a−v, v), so the mean that is integrated over is never below −v/2 and nothing
+    underflows.
+    """
+    if launches.serves(m):
+        e = logistic_moments(m, v)
+        log_tail = torch.where(m > 0, e.log_complement, e.log_mean)
+        mean = torch.exp(log_tail - e.log_scale)
+        return LogisticTails(e.log_scale, mean, e.slope, torch.where(m > 0, -1, 1) * e.curvature)
+    dtype, shape = _node_dtype(m), m.shape
+    m, v = m.detach().double().reshape(-1), v.detach().double().reshape(-1)
+    a = m.abs().neg_()
+    b = torch.maximum(a, -(a + v))
+    scaled, mean, slope, curvature = _tails(b, v, dtype)
+    log_scale = torch.add(a, v, alpha=0.5).clamp_max_(0.0).sub_(scaled)
+    # With the factor taken in, E[σ'] is E[σ²] = E[σ] − E[σ'] of u, and E[σ''] is E[2σ³ − σ²].
+    tilted = torch.sub(mean, slope, alpha=2.0).mul_(b > a)
+    found = LogisticTails(log_scale, mean, slope + tilted, curvature + tilted)
+    return LogisticTails(*(x.view(shape) for x in found))
 
 
 class LogisticMoments(NamedTuple):
@@ -282,61 +331,50 @@ class LogisticMoments(NamedTuple):
 
 
 def logistic_moments(m: Tensor, v: Tensor) -> LogisticMoments:
-    """E[σ], E[σ'], E[σ''] of f ~ N(m, v), with relative precision in both tails (P3).
-
-    By symmetry only a = −|m| is needed. Where a < −v/2 the factor e^f of σ is taken into the
-    Gaussian, E[σ(f)] = e^{a+v/2} E[σ(u)] with u ~ N(−a−v, v), so the mean that is integrated
-    over is never below −v/2 and nothing underflows.
-    """
+    """E[σ], E[σ'], E[σ''] of f ~ N(m, v), with relative precision in both tails (P3)."""
+    m, v = m.detach(), v.detach()
     if launches.serves(m):
-        return LogisticMoments(*launches.logistic_moments(m.detach().double(), v.detach().double()))
-    dtype = _node_dtype(m)
-    shape = m.shape
-    m, v = m.detach().double().reshape(-1), v.detach().double().reshape(-1)
-    a = -m.abs()
-    tilted = a < -0.5 * v
-    b = torch.where(tilted, -(a + v), a)
-    large = v >= 1.0
-    scaled = torch.where(large & (b < 0), 0.5 * b * b / v, 0.0)
-    powers = _powers(b, v, scaled, large, dtype)
-    s1, s2, s3 = powers
-    slope = torch.where(tilted, s2, s1 - s2)
-    curvature = torch.where(tilted, 2.0 * s3 - s2, s1 - 3.0 * s2 + 2.0 * s3)
-    log_scale = torch.where(tilted, a + 0.5 * v, torch.zeros_like(a)) - scaled
-    log_tail = log_scale + torch.log(s1)
+        return LogisticMoments(*launches.logistic_moments(m.double(), v.double()))
+    e = logistic_tails(m, v)
+    log_tail = e.log_scale + torch.log(e.mean)
     tail = torch.exp(log_tail)
     log_rest = torch.log1p(-tail)
     up = m > 0
-    out = LogisticMoments(
+    return LogisticMoments(
         torch.where(up, log_rest, log_tail),
         torch.where(up, tail, 1.0 - tail),
         torch.where(up, log_tail, log_rest),
-        log_scale,
-        slope,
-        torch.where(up, -curvature, curvature),
+        e.log_scale,
+        e.slope,
+        torch.where(up, -e.curvature, e.curvature),
     )
-    return LogisticMoments(*(x.reshape(shape) for x in out))
 
 
 def expected_log_sigmoid(m: Tensor, v: Tensor) -> Tensor:
     """E[log σ(f)] of f ~ N(m, v), float64, absolute precision (P4)."""
     if launches.serves(m):
         return launches.expected_log_sigmoid(m.detach().double(), v.detach().double())
-    dtype = _node_dtype(m)
-    shape = m.shape
+    dtype, shape = _node_dtype(m), m.shape
     m, v = m.detach().double().reshape(-1), v.detach().double().reshape(-1)
-    a = -m.abs()
+    a = m.abs().neg_()
     rules = _rules(dtype, m.device)
-    # Both rules for all: this runs on B numbers, the label's class only.
-    low = v.clamp_max(1.0).sqrt().to(dtype)
-    f = torch.addcmul(a.to(dtype)[None], rules.t[:, None], low[None])
-    small = (rules.w @ torch.nn.functional.softplus(f)).double()
     high = v.clamp_min(1.0)
     wide = torch.sqrt(high + _STEP**2)
     z = a / wide
     hinge = a * torch.special.ndtr(z) + wide * torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
-    rest = _density_sums(rules.softplus, rules, a, high, torch.zeros_like(a))[0]
-    return (m.clamp_max(0.0) - torch.where(v < 1.0, small, hinge + rest)).reshape(shape)
+    inverse = high.reciprocal()
+    rate = a * inverse
+    rest = _density_sums(rules.softplus, rules, [rate, inverse, -0.5 * a * rate])[0]
+    softplus = hinge.add_(rest)
+    small = v < 1.0
+    if m.device.type != "cpu" or bool(small.any()):
+        # Both rules for all: this runs on B numbers, the label's class only.
+        sd = v.clamp_max(1.0).sqrt().to(dtype)
+        f = torch.addcmul(a.to(dtype), rules.t[:, None], sd)
+        softplus = torch.where(
+            small, (rules.w @ torch.nn.functional.softplus(f)).double(), softplus
+        )
+    return m.clamp_max(0.0).sub_(softplus).view(shape)
 
 
 # --- Quasi-random draws ---------------------------------------------------------------------
