@@ -160,7 +160,7 @@ def log_gamma_minus_entropy(G: Tensor) -> Tensor:
 # Both are spectrally accurate: no node count depends on v, and no other element matters.
 
 # Elements at a time: on a CPU the nodes of a block stay in the cache, a GPU wants few launches.
-_BLOCK = {True: 4096, False: 2**16}
+_BLOCK = {True: 5120, False: 2**16}
 _STEP = 1.7  # width of the normal distribution function that stands in for σ
 
 
@@ -220,31 +220,33 @@ def _density_sums(weights: Tensor, rules: _Rules, rates: list[Tensor]) -> Tensor
 
 
 def _scaled_cdf(z: Tensor, scaled: Tensor) -> Tensor:
-    """e^scaled Φ(√2 z), ``scaled`` a little above z² where z < 0."""
-    cdf = torch.exp(scaled).mul_(torch.erfc(-z)).mul_(0.5)
-    # So far out that erfc, which is relative to nothing, has lost digits or all of itself.
-    far = z < -10.0
-    if z.device.type == "cpu" and not bool(far.any()):
+    """e^scaled 2Φ(√2 z), for ``scaled`` a little above z² where z < 0, and 0 elsewhere."""
+    cdf = torch.exp(scaled).mul_(torch.erfc(-z))
+    if z.device.type == "cpu" and not bool((z < -10.0).any()):
         return cdf
-    z = z.clamp_max(0.0)
-    return torch.where(far, 0.5 * torch.special.erfcx(-z) * torch.exp(scaled - z * z), cdf)
+    # Far out one factor overflows and the other has lost its digits.
+    low = z.clamp_max(0.0)
+    far = torch.special.erfcx(-low) * torch.exp(scaled - low * low)
+    return torch.where(z < -10.0, far, cdf)
 
 
-def _tails_small(b: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
-    """0, E[σ], E[σ'] and E[σ''] of u ~ N(b, v) for v < 1, (4, n)."""
+_Sums = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _sums_small(b: Tensor, v: Tensor, dtype: torch.dtype) -> _Sums:
+    """0, E[σ], E[σ'] and E[σ''] of u ~ N(b, v) for v < 1."""
     rules = _rules(dtype, b.device)
-    found = b.new_zeros(4, b.numel())
-    parts = (_blocks(x) for x in (b.to(dtype), v.sqrt().to(dtype), found))
-    for mean, sd, out in zip(*parts, strict=True):
+    sums = []
+    for mean, sd in zip(_blocks(b.to(dtype)), _blocks(v.sqrt().to(dtype)), strict=True):
         q = torch.addcmul(mean, rules.t[:, None], sd).sigmoid_()
         slope = torch.addcmul(q, q, q, value=-1.0)
-        out[1], out[2] = rules.w @ q, rules.w @ slope
-        out[3] = rules.w @ torch.addcmul(slope, slope, q, value=-2.0)
-    return found
+        curvature = torch.addcmul(slope, slope, q, value=-2.0)
+        sums.append(torch.stack([rules.w @ x for x in (q, slope, curvature)]))
+    return torch.zeros_like(b), *torch.cat(sums, 1).double()
 
 
-def _tails_large(b: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
-    """A scale, at most b²/2v, and e^scale times E[σ], E[σ'], E[σ''] of u ~ N(b, v), (4, n).
+def _sums_large(b: Tensor, v: Tensor, dtype: torch.dtype) -> _Sums:
+    """A scale, at most b²/2v, and e^scale times E[σ], E[σ'], E[σ''] of u ~ N(b, v).
 
     For v ≥ 1, −v/2 ≤ b. For b < 0 all factors are written relative to e^{−b²/2v}.
     """
@@ -255,35 +257,35 @@ def _tails_large(b: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
     scaled = low * half
     rates = [rate, inverse, (low - b).mul_(half)]
     rest, slope, moment = _density_sums(rules.moment, rules, rates)
-    z = b / torch.sqrt(2.0 * v + 2.0 * _STEP**2)
-    curvature = torch.addcmul(moment, b, slope, value=-1.0).mul_(inverse)
-    return torch.stack([scaled, _scaled_cdf(z, scaled).add_(rest), slope, curvature])
+    z = b / torch.add(2.0 * _STEP**2, v, alpha=2.0).sqrt_()
+    mean = torch.add(rest, _scaled_cdf(z, scaled), alpha=0.5)
+    return scaled, mean, slope, torch.addcmul(moment, b, slope, value=-1.0).mul_(inverse)
 
 
-def _both_tails(b: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
-    """`_tails` by both rules for all: to look which one is needed would wait for a GPU."""
-    low, high = (
-        _tails_small(b, v.clamp_max(1.0), dtype),
-        _tails_large(b, v.clamp_min(1.0), dtype),
-    )
-    return torch.where(v >= 1.0, high, low)
+def _both_sums(b: Tensor, v: Tensor, dtype: torch.dtype) -> _Sums:
+    """`_sums` by both rules for all: to look which one is needed would wait for a GPU."""
+    low = _sums_small(b, v.clamp_max(1.0), dtype)
+    high = _sums_large(b, v.clamp_min(1.0), dtype)
+    scaled, mean, slope, curvature = torch.where(v >= 1.0, torch.stack(high), torch.stack(low))
+    return scaled, mean, slope, curvature
 
 
-def _tails(b: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
+def _sums(b: Tensor, v: Tensor, dtype: torch.dtype) -> _Sums:
     """A scale and e^scale times E[σ], E[σ'], E[σ''] of u ~ N(b, v), by the rule v asks for."""
-    if b.device.type != "cpu":
-        return _both_tails(b, v, dtype)
+    if b.device.type != "cpu" or not b.numel():
+        return _both_sums(b, v, dtype)
+    least, most = torch.aminmax(v)
+    if bool(least >= 1.0):
+        return _sums_large(b, v, dtype)
+    if bool(most < 1.0):
+        return _sums_small(b, v, dtype)
     large = v >= 1.0
-    n_large = int(large.sum())
-    if n_large == 0:
-        return _tails_small(b, v, dtype)
-    if n_large == v.numel():
-        return _tails_large(b, v, dtype)
     found = b.new_empty(4, b.numel())
-    for rule, which in ((_tails_large, large), (_tails_small, ~large)):
+    for rule, which in ((_sums_large, large), (_sums_small, ~large)):
         i = which.nonzero().squeeze(1)
-        found[:, i] = rule(b[i], v[i], dtype)
-    return found
+        found[:, i] = torch.stack(rule(b[i], v[i], dtype))
+    scaled, mean, slope, curvature = found
+    return scaled, mean, slope, curvature
 
 
 class LogisticTails(NamedTuple):
@@ -311,10 +313,10 @@ def logistic_tails(m: Tensor, v: Tensor) -> LogisticTails:
     m, v = m.detach().double().reshape(-1), v.detach().double().reshape(-1)
     a = m.abs().neg_()
     b = torch.maximum(a, -(a + v))
-    scaled, mean, slope, curvature = _tails(b, v, dtype)
+    scaled, mean, slope, curvature = _sums(b, v, dtype)
     log_scale = torch.add(a, v, alpha=0.5).clamp_max_(0.0).sub_(scaled)
     # With the factor taken in, E[σ'] is E[σ²] = E[σ] − E[σ'] of u, and E[σ''] is E[2σ³ − σ²].
-    tilted = torch.sub(mean, slope, alpha=2.0).mul_(b > a)
+    tilted = torch.sub(mean, slope, alpha=2.0).mul_((b - a).sign_())
     found = LogisticTails(log_scale, mean, slope + tilted, curvature + tilted)
     return LogisticTails(*(x.view(shape) for x in found))
 

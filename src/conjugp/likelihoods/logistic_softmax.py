@@ -135,7 +135,7 @@ def _tight(y: Tensor, m: Tensor, v: Tensor) -> Expectation:
     log_unit = torch.mul(e.log_scale, sign + 1.0).amax(-1, keepdim=True).mul_(0.5)
     unit = torch.exp(e.log_scale - log_unit)
     # E[σ] is ½ + sign·(tail − ½): above zero the tail is that of 1 − σ.
-    total = (e.mean * unit).sub_(0.5).mul_(sign).add_(0.5).sum(-1, keepdim=True)
+    total = (e.mean * unit).sub_(0.5).mul_(sign).sum(-1, keepdim=True).add_(0.5 * m.shape[-1])
     share = unit.div_(total)
     index = y.unsqueeze(-1)
     log_scale, tail, slope, side = (x.gather(-1, index) for x in (*e[:3], sign))
