@@ -213,7 +213,7 @@ class FusedStep:
         R = torch.linalg.solve_triangular(L, self.eye.expand_as(L), upper=False, out=self._R)
         S = torch.bmm(R.mT, R, out=self._S)
         # Not S h: where q is sure h is large, S tiny, and its rounding errors are not.
-        w = torch.bmm(R.mT, torch.bmm(R, q.h.unsqueeze(-1))).squeeze(-1)
+        w = torch.bmm(torch.bmm(q.h.unsqueeze(1), R.mT), R).squeeze(1)
         trace = torch.diagonal(S, dim1=1, dim2=2).sum()
         log_det = torch.diagonal(L, dim1=1, dim2=2).log().sum()
         kl = 0.5 * (w.square().sum() + trace - C * M) + log_det
@@ -241,7 +241,7 @@ class FusedStep:
         L_inv = torch.linalg.solve_triangular(L, self.eye, upper=False)
         root = L_inv * variance.sqrt()
         A = torch.mm(k, root.T, out=self._A[:B])
-        explained = torch.bmm(A.unsqueeze(1), A.unsqueeze(2)).view(B)
+        explained = torch.linalg.vector_norm(A, dim=1).square_()
         residual, floor = variance - explained, 1e-6 * variance
         return _Features(
             *(A, torch.maximum(residual, floor), residual < floor, weight, variance),
