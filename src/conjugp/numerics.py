@@ -242,7 +242,8 @@ def _sums_small(b: Tensor, v: Tensor, dtype: torch.dtype) -> _Sums:
         slope = torch.addcmul(q, q, q, value=-1.0)
         curvature = torch.addcmul(slope, slope, q, value=-2.0)
         sums.append(torch.stack([rules.w @ x for x in (q, slope, curvature)]))
-    return torch.zeros_like(b), *torch.cat(sums, 1).double()
+    mean, slope, curvature = torch.cat(sums, 1).double()
+    return torch.zeros_like(b), mean, slope, curvature
 
 
 def _sums_large(b: Tensor, v: Tensor, dtype: torch.dtype) -> _Sums:
