@@ -86,3 +86,15 @@ def test_names_are_found():
     assert _CodeParser(launches.LOG_SIGMOID).function_name == "log_sigmoid_sums"
     assert launches.LANES == 32  # as in the text
     assert not launches.serves(torch.zeros(1))
+
+
+def test_tails_from_a_device_are_those_of_the_cpu(monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    m = 20.0 * torch.randn(400, generator=g, dtype=torch.float64)
+    v = torch.exp(2.0 * torch.randn(400, generator=g, dtype=torch.float64))
+    m[0] = 0.0
+    here, moments = numerics.logistic_tails(m, v), numerics.logistic_moments(m, v)
+    monkeypatch.setattr(launches, "serves", lambda x: True)
+    monkeypatch.setattr(launches, "logistic_moments", lambda m, v: moments)
+    for a, b in zip(numerics.logistic_tails(m, v), here, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)

@@ -18,6 +18,7 @@ from conjugp import launches
 
 __all__ = [
     "LogisticMoments",
+    "LogisticTails",
     "NotPositiveDefiniteError",
     "Tilt",
     "cholesky",
@@ -25,6 +26,7 @@ __all__ = [
     "gamma_total",
     "log_gamma_minus_entropy",
     "logistic_moments",
+    "logistic_tails",
     "sobol_normals",
     "tilt",
 ]
@@ -158,7 +160,7 @@ def log_gamma_minus_entropy(G: Tensor) -> Tensor:
 # Both are spectrally accurate: no node count depends on v, and no other element matters.
 
 # Elements at a time: on a CPU the nodes of a block stay in the cache, a GPU wants few launches.
-_BLOCK = {True: 4096, False: 2**16}
+_BLOCK = {True: 5120, False: 2**16}
 _STEP = 1.7  # width of the normal distribution function that stands in for σ
 
 
@@ -176,7 +178,7 @@ def _rules(dtype: torch.dtype, device: torch.device) -> _Rules:
     step, n = (0.6, 14) if fine else (0.75, 8)
     t = torch.arange(-n, n + 1, dtype=torch.float64) * step
     w = torch.exp(-0.5 * t * t)
-    h, low, high = (0.6, 77, 47) if fine else (0.75, 46, 26)
+    h, low, high = (0.6, 77, 47) if fine else (0.75, 40, 23)
     x = torch.arange(-low, high + 1, dtype=torch.float64) * h
     s = torch.sigmoid(x)
     slope = s * torch.sigmoid(-x)
@@ -200,74 +202,124 @@ def _node_dtype(x: Tensor) -> torch.dtype:
     return torch.float32 if x.dtype == torch.float32 and x.device.type == "cpu" else torch.float64
 
 
-def _density_sums(weights: Tensor, rules: _Rules, b: Tensor, v: Tensor, scaled: Tensor) -> Tensor:
-    """Σ_k weights_k N(x_k; b, v) e^scaled, (R, n), ``scaled`` at most b²/2v, for flat b, v."""
+def _blocks(x: Tensor) -> tuple[Tensor, ...]:
+    """Views of the columns of x, as many at a time as nodes are computed for."""
+    return x.split(_BLOCK[x.device.type == "cpu"], -1)
+
+
+def _density_sums(weights: Tensor, rules: _Rules, rates: list[Tensor]) -> Tensor:
+    """Σ_k weights_k N(x_k; b, v) e^scaled, (R, n), for rates b/v, 1/v and scaled − b²/2v ≤ 0."""
     dtype = weights.dtype
-    inverse = 1.0 / v
-    rates = torch.stack([b * inverse, inverse, scaled - 0.5 * b * b * inverse]).to(dtype)
     # No exponent so low that products turn subnormal: those are many times slower.
     floor = -40.0 if dtype == torch.float32 else -300.0
+    sums = [
+        weights @ (rules.x @ block).clamp_(min=floor).exp_()
+        for block in _blocks(torch.stack(rates).to(dtype))
+    ]
+    return torch.cat(sums, 1).double().mul_(torch.sqrt(rates[1] * (0.5 / math.pi)))
+
+
+def _scaled_cdf(z: Tensor, scaled: Tensor) -> Tensor:
+    """e^scaled 2Φ(√2 z), for ``scaled`` a little above z² where z < 0, and 0 elsewhere."""
+    cdf = torch.exp(scaled).mul_(torch.erfc(-z))
+    if z.device.type == "cpu" and not bool((z < -10.0).any()):
+        return cdf
+    # Far out one factor overflows and the other has lost its digits.
+    low = z.clamp_max(0.0)
+    far = torch.special.erfcx(-low) * torch.exp(scaled - low * low)
+    return torch.where(z < -10.0, far, cdf)
+
+
+_Sums = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _sums_small(b: Tensor, v: Tensor, dtype: torch.dtype) -> _Sums:
+    """0, E[σ], E[σ'] and E[σ''] of u ~ N(b, v) for v < 1."""
+    rules = _rules(dtype, b.device)
     sums = []
-    size = _BLOCK[b.device.type == "cpu"]
-    for k in range(0, max(1, b.numel()), size):
-        block = slice(k, k + size)
-        exponent = rules.x @ rates[:, block]
-        sums.append(weights @ exponent.clamp_(min=floor).exp_())
-    return torch.cat(sums, 1).double() * torch.rsqrt(2.0 * math.pi * v)
+    for mean, sd in zip(_blocks(b.to(dtype)), _blocks(v.sqrt().to(dtype)), strict=True):
+        q = torch.addcmul(mean, rules.t[:, None], sd).sigmoid_()
+        slope = torch.addcmul(q, q, q, value=-1.0)
+        curvature = torch.addcmul(slope, slope, q, value=-2.0)
+        sums.append(torch.stack([rules.w @ x for x in (q, slope, curvature)]))
+    mean, slope, curvature = torch.cat(sums, 1).double()
+    return torch.zeros_like(b), mean, slope, curvature
 
 
-def _moments_small(b: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """E[σ], E[σ²], E[σ³] of u ~ N(b, v) for v < 1."""
+def _sums_large(b: Tensor, v: Tensor, dtype: torch.dtype) -> _Sums:
+    """A scale, at most b²/2v, and e^scale times E[σ], E[σ'], E[σ''] of u ~ N(b, v).
+
+    For v ≥ 1, −v/2 ≤ b. For b < 0 all factors are written relative to e^{−b²/2v}.
+    """
     rules = _rules(dtype, b.device)
-    sd, t, b = v.sqrt().to(dtype)[None], rules.t[:, None], b.to(dtype)[None]
-    powers = []
-    size = _BLOCK[b.device.type == "cpu"]
-    for k in range(0, max(1, v.numel()), size):
-        block = slice(k, k + size)
-        q = torch.addcmul(b[:, block], t, sd[:, block]).sigmoid_()
-        square = q * q
-        powers.append(torch.stack([rules.w @ q, rules.w @ square, rules.w @ q.mul_(square)]))
-    first, second, third = torch.cat(powers, 1).double()
-    return first, second, third
+    inverse = v.reciprocal()
+    rate = b * inverse
+    half, low = 0.5 * rate, b.clamp_max(0.0)
+    scaled = low * half
+    rates = [rate, inverse, (low - b).mul_(half)]
+    rest, slope, moment = _density_sums(rules.moment, rules, rates)
+    z = b / torch.add(2.0 * _STEP**2, v, alpha=2.0).sqrt_()
+    mean = torch.add(rest, _scaled_cdf(z, scaled), alpha=0.5)
+    return scaled, mean, slope, torch.addcmul(moment, b, slope, value=-1.0).mul_(inverse)
 
 
-def _moments_large(
-    b: Tensor, v: Tensor, scaled: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """e^scaled times E[σ], E[σ²], E[σ³] of u ~ N(b, v) for v ≥ 1, −v/2 ≤ b."""
-    rules = _rules(dtype, b.device)
-    rest, slope, moment = _density_sums(rules.moment, rules, b, v, scaled)
-    wide = v + _STEP**2
-    z = b / torch.sqrt(2.0 * wide)
-    # e^scaled Φ(b/√wide): for b < 0 both factors are written relative to e^{−b²/2v}.
-    lower = 0.5 * torch.special.erfcx((-z).clamp_min(0.0)) * torch.exp(scaled - z * z)
-    mean = torch.where(b < 0, lower, 1.0 - 0.5 * torch.erfc(z.clamp_min(0.0))) + rest
-    curve = (moment - b * slope) / v
-    second = mean - slope
-    return mean, second, 0.5 * (curve + 2.0 * mean - 3.0 * slope)
+def _both_sums(b: Tensor, v: Tensor, dtype: torch.dtype) -> _Sums:
+    """`_sums` by both rules for all: to look which one is needed would wait for a GPU."""
+    low = _sums_small(b, v.clamp_max(1.0), dtype)
+    high = _sums_large(b, v.clamp_min(1.0), dtype)
+    scaled, mean, slope, curvature = torch.where(v >= 1.0, torch.stack(high), torch.stack(low))
+    return scaled, mean, slope, curvature
 
 
-def _both_powers(b: Tensor, v: Tensor, scaled: Tensor, large: Tensor, dtype: torch.dtype) -> Tensor:
-    """`_powers` by both rules for all: to look which one is needed would wait for a GPU."""
-    low = _moments_small(b, v.clamp_max(1.0), dtype)
-    high = _moments_large(b, v.clamp_min(1.0), scaled, dtype)
-    return torch.where(large, torch.stack(high), torch.stack(low))
+def _sums(b: Tensor, v: Tensor, dtype: torch.dtype) -> _Sums:
+    """A scale and e^scale times E[σ], E[σ'], E[σ''] of u ~ N(b, v), by the rule v asks for."""
+    if b.device.type != "cpu" or not b.numel():
+        return _both_sums(b, v, dtype)
+    least, most = torch.aminmax(v)
+    if bool(least >= 1.0):
+        return _sums_large(b, v, dtype)
+    if bool(most < 1.0):
+        return _sums_small(b, v, dtype)
+    large = v >= 1.0
+    found = b.new_empty(4, b.numel())
+    for rule, which in ((_sums_large, large), (_sums_small, ~large)):
+        i = which.nonzero().squeeze(1)
+        found[:, i] = torch.stack(rule(b[i], v[i], dtype))
+    scaled, mean, slope, curvature = found
+    return scaled, mean, slope, curvature
 
 
-def _powers(b: Tensor, v: Tensor, scaled: Tensor, large: Tensor, dtype: torch.dtype) -> Tensor:
-    """e^scaled times E[σ], E[σ²], E[σ³] of u ~ N(b, v), (3, n), by the rule that v asks for."""
-    if b.device.type != "cpu":
-        return _both_powers(b, v, scaled, large, dtype)
-    n_large = int(large.sum())
-    if n_large == 0:
-        return torch.stack(_moments_small(b, v, dtype))
-    if n_large == v.numel():
-        return torch.stack(_moments_large(b, v, scaled, dtype))
-    i, j = large.nonzero().squeeze(1), (~large).nonzero().squeeze(1)
-    powers = b.new_empty(3, b.numel())
-    powers[:, i] = torch.stack(_moments_large(b[i], v[i], scaled[i], dtype))
-    powers[:, j] = torch.stack(_moments_small(b[j], v[j], dtype))
-    return powers
+class LogisticTails(NamedTuple):
+    """Expectations under f ~ N(−|m|, v): float64, of the shape of m (P3)."""
+
+    log_scale: Tensor  # logarithm of the common factor, at most 0
+    mean: Tensor  # E[σ(f)] = mean · exp(log_scale)
+    slope: Tensor  # E[σ'(f)] likewise
+    curvature: Tensor  # E[σ''(f)] likewise
+
+
+def logistic_tails(m: Tensor, v: Tensor) -> LogisticTails:
+    """E[σ], E[σ'], E[σ''] of f ~ N(−|m|, v), with relative precision (P3).
+
+    At a = −|m| < −v/2 the factor e^f of σ is taken into the Gaussian, E[σ(f)] = e^{a+v/2} E[σ(u)]
+    with u ~ N(−a−v, v), so the mean that is integrated over is never below −v/2 and nothing
+    underflows.
+    """
+    if launches.serves(m):
+        e = logistic_moments(m, v)
+        log_tail = torch.where(m > 0, e.log_complement, e.log_mean)
+        mean = torch.exp(log_tail - e.log_scale)
+        return LogisticTails(e.log_scale, mean, e.slope, torch.where(m > 0, -1, 1) * e.curvature)
+    dtype, shape = _node_dtype(m), m.shape
+    m, v = m.detach().double().reshape(-1), v.detach().double().reshape(-1)
+    a = m.abs().neg_()
+    b = torch.maximum(a, -(a + v))
+    scaled, mean, slope, curvature = _sums(b, v, dtype)
+    log_scale = torch.add(a, v, alpha=0.5).clamp_max_(0.0).sub_(scaled)
+    # With the factor taken in, E[σ'] is E[σ²] = E[σ] − E[σ'] of u, and E[σ''] is E[2σ³ − σ²].
+    tilted = torch.sub(mean, slope, alpha=2.0).mul_((b - a).sign_())
+    found = LogisticTails(log_scale, mean, slope + tilted, curvature + tilted)
+    return LogisticTails(*(x.view(shape) for x in found))
 
 
 class LogisticMoments(NamedTuple):
@@ -282,61 +334,50 @@ class LogisticMoments(NamedTuple):
 
 
 def logistic_moments(m: Tensor, v: Tensor) -> LogisticMoments:
-    """E[σ], E[σ'], E[σ''] of f ~ N(m, v), with relative precision in both tails (P3).
-
-    By symmetry only a = −|m| is needed. Where a < −v/2 the factor e^f of σ is taken into the
-    Gaussian, E[σ(f)] = e^{a+v/2} E[σ(u)] with u ~ N(−a−v, v), so the mean that is integrated
-    over is never below −v/2 and nothing underflows.
-    """
+    """E[σ], E[σ'], E[σ''] of f ~ N(m, v), with relative precision in both tails (P3)."""
+    m, v = m.detach(), v.detach()
     if launches.serves(m):
-        return LogisticMoments(*launches.logistic_moments(m.detach().double(), v.detach().double()))
-    dtype = _node_dtype(m)
-    shape = m.shape
-    m, v = m.detach().double().reshape(-1), v.detach().double().reshape(-1)
-    a = -m.abs()
-    tilted = a < -0.5 * v
-    b = torch.where(tilted, -(a + v), a)
-    large = v >= 1.0
-    scaled = torch.where(large & (b < 0), 0.5 * b * b / v, 0.0)
-    powers = _powers(b, v, scaled, large, dtype)
-    s1, s2, s3 = powers
-    slope = torch.where(tilted, s2, s1 - s2)
-    curvature = torch.where(tilted, 2.0 * s3 - s2, s1 - 3.0 * s2 + 2.0 * s3)
-    log_scale = torch.where(tilted, a + 0.5 * v, torch.zeros_like(a)) - scaled
-    log_tail = log_scale + torch.log(s1)
+        return LogisticMoments(*launches.logistic_moments(m.double(), v.double()))
+    e = logistic_tails(m, v)
+    log_tail = e.log_scale + torch.log(e.mean)
     tail = torch.exp(log_tail)
     log_rest = torch.log1p(-tail)
     up = m > 0
-    out = LogisticMoments(
+    return LogisticMoments(
         torch.where(up, log_rest, log_tail),
         torch.where(up, tail, 1.0 - tail),
         torch.where(up, log_tail, log_rest),
-        log_scale,
-        slope,
-        torch.where(up, -curvature, curvature),
+        e.log_scale,
+        e.slope,
+        torch.where(up, -e.curvature, e.curvature),
     )
-    return LogisticMoments(*(x.reshape(shape) for x in out))
 
 
 def expected_log_sigmoid(m: Tensor, v: Tensor) -> Tensor:
     """E[log σ(f)] of f ~ N(m, v), float64, absolute precision (P4)."""
     if launches.serves(m):
         return launches.expected_log_sigmoid(m.detach().double(), v.detach().double())
-    dtype = _node_dtype(m)
-    shape = m.shape
+    dtype, shape = _node_dtype(m), m.shape
     m, v = m.detach().double().reshape(-1), v.detach().double().reshape(-1)
-    a = -m.abs()
+    a = m.abs().neg_()
     rules = _rules(dtype, m.device)
-    # Both rules for all: this runs on B numbers, the label's class only.
-    low = v.clamp_max(1.0).sqrt().to(dtype)
-    f = torch.addcmul(a.to(dtype)[None], rules.t[:, None], low[None])
-    small = (rules.w @ torch.nn.functional.softplus(f)).double()
     high = v.clamp_min(1.0)
     wide = torch.sqrt(high + _STEP**2)
     z = a / wide
     hinge = a * torch.special.ndtr(z) + wide * torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
-    rest = _density_sums(rules.softplus, rules, a, high, torch.zeros_like(a))[0]
-    return (m.clamp_max(0.0) - torch.where(v < 1.0, small, hinge + rest)).reshape(shape)
+    inverse = high.reciprocal()
+    rate = a * inverse
+    rest = _density_sums(rules.softplus, rules, [rate, inverse, -0.5 * a * rate])[0]
+    softplus = hinge.add_(rest)
+    small = v < 1.0
+    if m.device.type != "cpu" or bool(small.any()):
+        # Both rules for all: this runs on B numbers, the label's class only.
+        sd = v.clamp_max(1.0).sqrt().to(dtype)
+        f = torch.addcmul(a.to(dtype), rules.t[:, None], sd)
+        softplus = torch.where(
+            small, (rules.w @ torch.nn.functional.softplus(f)).double(), softplus
+        )
+    return m.clamp_max(0.0).sub_(softplus).view(shape)
 
 
 # --- Quasi-random draws ---------------------------------------------------------------------

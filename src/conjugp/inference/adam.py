@@ -17,22 +17,23 @@ class Adam:
         self.first = [torch.zeros_like(x) for x in tensors]
         self.second = [torch.zeros_like(x) for x in tensors]
         self.count = 0
+        self._root = [torch.empty_like(x) for x in tensors]
 
     @torch.no_grad()
     def descend(self, gradients: list[Tensor | None], rates: list[float]) -> None:
         """One step against the gradients, in place; None leaves a tensor where it is."""
         self.count += 1
         correction1 = 1 - self.beta1**self.count
-        correction2 = 1 - self.beta2**self.count
-        for x, g, m, s, rate in zip(
-            self.tensors, gradients, self.first, self.second, rates, strict=True
+        root_correction2 = (1 - self.beta2**self.count) ** 0.5
+        for x, g, m, s, root, rate in zip(
+            self.tensors, gradients, self.first, self.second, self._root, rates, strict=True
         ):
             if g is None:
                 continue
             m.lerp_(g, 1 - self.beta1)
             s.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
-            step = (s / correction2).sqrt_().add_(1e-8)
-            x.addcdiv_(m, step, value=-rate / correction1)
+            torch.sqrt(s, out=root).add_(1e-8 * root_correction2)
+            x.addcdiv_(m, root, value=-rate * root_correction2 / correction1)
 
 
 class RowAdam:

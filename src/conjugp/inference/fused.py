@@ -140,6 +140,7 @@ class FusedStep:
         Z, C, (M, D) = leaves.Z, len(leaves.mean), leaves.Z.shape
         self.jitter = FIRST_JITTER[Z.dtype] if jitter is None else jitter
         self.eye = torch.eye(M, dtype=Z.dtype, device=Z.device)
+        self.half_lower = torch.ones_like(self.eye).tril_() - 0.5 * self.eye
         self.shift = _shift(leaves)
         self._side = torch.cuda.Stream(Z.device) if Z.is_cuda else None
         # For the largest batch. One of size (B, C, M), which two products use in turn.
@@ -212,7 +213,7 @@ class FusedStep:
         R = torch.linalg.solve_triangular(L, self.eye.expand_as(L), upper=False, out=self._R)
         S = torch.bmm(R.mT, R, out=self._S)
         # Not S h: where q is sure h is large, S tiny, and its rounding errors are not.
-        w = torch.bmm(R.mT, torch.bmm(R, q.h.unsqueeze(-1))).squeeze(-1)
+        w = torch.bmm(torch.bmm(q.h.unsqueeze(1), R.mT), R).squeeze(1)
         trace = torch.diagonal(S, dim1=1, dim2=2).sum()
         log_det = torch.diagonal(L, dim1=1, dim2=2).log().sum()
         kl = 0.5 * (w.square().sum() + trace - C * M) + log_det
@@ -227,19 +228,20 @@ class FusedStep:
             Z, X = Z - self.shift, torch.sub(X, self.shift, out=self._X[:B])
         X2 = torch.mul(X, X, out=self._X2[:B])
         scaled = Z * weight
-        z2 = torch.linalg.vecdot(Z, scaled)
+        r2_ZZ = Z @ scaled.T
+        z2 = torch.diagonal(r2_ZZ).clone()
         tiny = torch.finfo(Z.dtype).tiny
         r2 = torch.addmm(z2, X, scaled.T, alpha=-2.0, out=self._r2[:B])
         r2.add_((X2 @ weight).unsqueeze(1)).clamp_min_(tiny)
-        r2_ZZ = torch.addmm(z2, Z, scaled.T, alpha=-2.0).add_(z2.unsqueeze(1))
-        r2_ZZ.fill_diagonal_(0.0).clamp_min_(tiny)
+        # On the diagonal z² - 2z² + z², which is zero without rounding.
+        torch.sub(z2, r2_ZZ, alpha=2.0, out=r2_ZZ).add_(z2.unsqueeze(1)).clamp_min_(tiny)
         k, k_ZZ = self.kind.value(r2, self._k[:B]), self.kind.value(r2_ZZ, None)
         # Jitter is relative to the variance, so the factor of variance 1 does for all of them.
         L, info = torch.linalg.cholesky_ex(torch.add(k_ZZ, self.eye, alpha=self.jitter))
         L_inv = torch.linalg.solve_triangular(L, self.eye, upper=False)
         root = L_inv * variance.sqrt()
         A = torch.mm(k, root.T, out=self._A[:B])
-        explained = torch.bmm(A.unsqueeze(1), A.unsqueeze(2)).view(B)
+        explained = torch.linalg.vector_norm(A, dim=1).square_()
         residual, floor = variance - explained, 1e-6 * variance
         return _Features(
             *(A, torch.maximum(residual, floor), residual < floor, weight, variance),
@@ -258,29 +260,26 @@ class FusedStep:
         E = torch.mm(dA, f.root, out=self._dK[:B]).mul_(self.kind.slope(*f.rows))
         # ... and through the Cholesky factor: K̄ = -L⁻ᵀ Φ(Ā Aᵀ) L⁻¹, Φ the lower triangle with
         # half its diagonal, and the symmetric part of that.
-        G = (dA.T @ f.A).tril_()
-        trace = torch.diagonal(G).sum()
-        torch.diagonal(G).mul_(0.5)
+        G = (dA.T @ f.A).mul_(self.half_lower)
         K = f.L_inv.T @ G @ f.L_inv
         E_ZZ = torch.add(K, K.T).mul_(-0.5).mul_(self.kind.slope(*f.inducing)).fill_diagonal_(0.0)
-        # ∂r²/∂z: Σ_b E_bi (z_i - x_b), and both sides of k(Z, Z).
+        # Minus ∂r²/∂z: Σ_b E_bi (x_b - z_i), and both sides of k(Z, Z).
         EX = E.T @ f.X
-        across = (f.Z * EX).sum(0)
-        rows = (E.sum(0) + 2.0 * E_ZZ.sum(0)).unsqueeze(1)
-        pull = torch.addmm(EX, E_ZZ, f.Z, alpha=2.0, out=EX).neg_().addcmul_(rows, f.Z)
+        rows = torch.add(E.sum(0), E_ZZ.sum(0), alpha=2.0).unsqueeze(1)
+        push = torch.addmm(EX, E_ZZ, f.Z, alpha=2.0).addcmul_(rows, f.Z, value=-1.0)
         d_theta, d_Z = None, None
         if self.learned.theta:
             # A longer lengthscale moves all points towards the origin, Z and rows alike.
-            moved = (f.Z * pull).sum(0) + E.sum(1) @ self._X2[:B] - across
-            d_length = -2.0 * f.weight * moved
+            moved = EX.add_(push).mul_(f.Z).sum(0) - E.sum(1) @ self._X2[:B]
+            d_length = 2.0 * f.weight * moved
             if theta.shape[1] == 2:
                 d_length = d_length.sum(0, keepdim=True)
             # A grows like the root of the variance, and the residual like the variance.
-            d_variance = 0.5 * trace + f.variance * d_residual.sum()
+            d_variance = torch.diagonal(G).sum() + f.variance * d_residual.sum()
             inside = theta.abs() <= LOG_BOUND
             d_theta = torch.cat([d_length, d_variance.view(1)]).unsqueeze(0) * inside
         if self.learned.Z:
-            d_Z = pull.mul_(2.0 * f.weight)
+            d_Z = push.mul_(-2.0 * f.weight)
         return d_theta, d_Z
 
 

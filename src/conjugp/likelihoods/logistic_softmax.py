@@ -20,6 +20,7 @@ from conjugp.numerics import (
     gamma_total,
     log_gamma_minus_entropy,
     logistic_moments,
+    logistic_tails,
     tilt,
 )
 
@@ -129,14 +130,22 @@ def _of_label(x: Tensor, y: Tensor) -> Tensor:
 
 def _tight(y: Tensor, m: Tensor, v: Tensor) -> Expectation:
     """The tight bound (B8, B9)."""
-    e = logistic_moments(m, v)
-    log_t = torch.logsumexp(e.log_mean, -1, keepdim=True)
-    bound = expected_log_sigmoid(_of_label(m, y), _of_label(v, y)) - log_t.squeeze(-1)
-    share = torch.exp(e.log_scale - log_t)
-    label = one_hot(y, m.shape[-1]).double()
-    dm = label * e.complement - e.slope * share
-    precision = label * e.slope * torch.exp(e.log_scale) + e.curvature * share
-    return Expectation(bound, dm, -0.5 * precision)
+    e, sign = logistic_tails(m, v), -torch.sgn(m).double()
+    # Relative to the largest tail, or to 1 where a class is above zero: T may be too small to hold.
+    log_unit = torch.mul(e.log_scale, sign + 1.0).amax(-1, keepdim=True).mul_(0.5)
+    unit = torch.exp(e.log_scale - log_unit)
+    # E[σ] is ½ + sign·(tail − ½): above zero the tail is that of 1 − σ.
+    total = (e.mean * unit).sub_(0.5).mul_(sign).sum(-1, keepdim=True).add_(0.5 * m.shape[-1])
+    share = unit.div_(total)
+    index = y.unsqueeze(-1)
+    log_scale, tail, slope, side = (x.gather(-1, index) for x in (*e[:3], sign))
+    scale = torch.exp(log_scale)
+    complement = (0.5 - scale * tail).mul_(side).add_(0.5)
+    dm = (e.slope * share).neg_().scatter_add_(-1, index, complement)
+    precision = (e.curvature * share).mul_(sign).scatter_add_(-1, index, slope * scale)
+    log_t = log_unit.add_(torch.log(total)).squeeze(-1)
+    bound = expected_log_sigmoid(_of_label(m, y), _of_label(v, y)) - log_t
+    return Expectation(bound, dm, precision.mul_(-0.5))
 
 
 def _collapsed(y: Tensor, m: Tensor, v: Tensor) -> Expectation:
