@@ -26,7 +26,7 @@ _ONE = np.array([1], dtype=np.int32)
 
 @intrinsic
 def _call(context: Any, address: Any, arrays: Any) -> Any:
-    """Call the Fortran routine at an address with a tuple of arrays: all are passed by reference."""
+    """Call the Fortran routine at an address with a tuple of arrays: all go by reference."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         address, arrays = values
@@ -44,13 +44,20 @@ def _call(context: Any, address: Any, arrays: Any) -> Any:
     return types.void(address, arrays), generate
 
 
+@njit
+def _take(out: Array, a: Array, at: NDArray[np.uint64]) -> None:
+    """Twice as fast as a function of its own, and with indices that cannot be negative."""
+    for i in range(len(out)):
+        out[i] = a[at[i]]
+
+
 def _correction(
     K: Array, kappa: Array, omega: Array, r: Array, noise: Array, potrf: int, trsv: int
 ) -> tuple[Array, bool]:
     """x, and whether every matrix was positive definite."""
     C, U = kappa.shape
     x = np.zeros((C, U))
-    at, info = np.empty(U, dtype=np.int64), np.zeros(1, dtype=np.int32)
+    at, info = np.empty(U, dtype=np.uint64), np.zeros(1, dtype=np.int32)
     for c in range(C):
         n = 0
         for i in range(U):
@@ -63,10 +70,10 @@ def _correction(
         S, missed = np.empty((n, n)), np.empty(n)  # rows of S are Fortran's columns
         for j in range(n):
             a = at[j]
-            for i in range(j, n):
-                S[j, i] = K[a, at[i]]
-            S[j, j] += 1 / omega[c, a]
-            missed[j] = (kappa[c, a] + np.sqrt(omega[c, a]) * noise[c, a]) / omega[c, a] - r[c, a]
+            w = omega[c, a]
+            _take(S[j, j:], K[a], at[j:n])
+            S[j, j] += 1 / w
+            missed[j] = (kappa[c, a] + np.sqrt(w) * noise[c, a]) / w - r[c, a]
         _call(potrf, (_LOWER, order, S, order, info))
         if info[0] != 0:
             return x, False

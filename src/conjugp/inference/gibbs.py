@@ -54,7 +54,10 @@ class Field(Protocol):
 
 
 def correction(K: Array, kappa: Array, omega: Array, r: Array, noise: Array) -> Array:
-    """x of (G5) for a draw r of the prior and standard normal noise, all (C, U); 0 without site."""
+    """x of (G5): what a draw r of the prior misses of the pseudo-observations, weighed.
+
+    Everything is (C, U), the noise standard normal; x is 0 where there is no site.
+    """
     x = np.zeros(kappa.shape)
     for c in range(len(kappa)):
         at = omega[c].nonzero()[0]
@@ -74,7 +77,7 @@ def correction(K: Array, kappa: Array, omega: Array, r: Array, noise: Array) -> 
 
 @lru_cache(maxsize=1)
 def fastest_correction() -> Callable[..., Array]:
-    """The compiled `correction` where Numba is at hand, else the one above."""
+    """`correction` compiled, where Numba is at hand; elsewhere the one above."""
     try:
         from conjugp.inference import compiled
     except ImportError:
