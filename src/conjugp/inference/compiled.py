@@ -24,8 +24,7 @@ _LOWER, _PLAIN, _TRANSPOSED = (np.array([ord(letter)], dtype=np.uint8) for lette
 _ONE = np.array([1], dtype=np.int32)
 
 
-@intrinsic
-def _call(context: Any, address: Any, arrays: Any) -> Any:
+def _by_reference(context: Any, address: Any, arrays: Any) -> Any:
     """Call the Fortran routine at an address with a tuple of arrays: all go by reference."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -42,6 +41,9 @@ def _call(context: Any, address: Any, arrays: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(address, arrays), generate
+
+
+_call: Any = intrinsic(_by_reference)
 
 
 @njit
