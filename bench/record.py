@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("conjugp", "torch", "scikit-learn", "numpy", "scipy", "gpytorch", "linear_operator")
-PACKAGES += ("polyagamma", "arviz", "onnxruntime")
+PACKAGES += ("polyagamma", "numba", "arviz", "onnxruntime")
 
 
 def context() -> dict[str, Any]:

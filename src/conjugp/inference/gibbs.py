@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,6 +53,38 @@ class Field(Protocol):
         ...
 
 
+def correction(K: Array, kappa: Array, omega: Array, r: Array, noise: Array) -> Array:
+    """x of (G5): what a draw r of the prior misses of the pseudo-observations, weighed.
+
+    Everything is (C, U), the noise standard normal; x is 0 where there is no site.
+    """
+    x = np.zeros(kappa.shape)
+    for c in range(len(kappa)):
+        at = omega[c].nonzero()[0]
+        if not len(at):
+            continue
+        precision = omega[c].take(at)
+        missed = (kappa[c].take(at) + np.sqrt(precision) * noise[c].take(at)) / precision
+        missed -= r[c].take(at)
+        S = K.take(at, axis=0).take(at, axis=1)
+        S.ravel()[:: len(at) + 1] += 1 / precision
+        R, info = _potrf(S.T, lower=1, clean=0, overwrite_a=1)
+        if info:
+            raise FloatingPointError("the kernel matrix is not positive definite")
+        x[c, at] = _trsv(R, _trsv(R, missed, lower=1), lower=1, trans=1)
+    return x
+
+
+@lru_cache(maxsize=1)
+def fastest_correction() -> Callable[..., Array]:
+    """`correction` compiled, where Numba is at hand; elsewhere the one above."""
+    try:
+        from conjugp.inference import compiled
+    except ImportError:
+        return correction
+    return compiled.correction
+
+
 class FullField:
     """r = L g: every input its own inducing point.
 
@@ -65,29 +97,8 @@ class FullField:
 
     def draw(self, kappa: Array, omega: Array, rng: np.random.Generator) -> tuple[Array, Array]:
         # A draw of the prior, corrected by what it misses of the pseudo-observations kappa/omega.
-        # A call of NumPy costs as much as hundreds of numbers: few calls, and in place.
-        at = omega.ravel().nonzero()[0]  # class after class
-        precision = omega.take(at)
-        normal = rng.standard_normal(kappa.size + len(at))
-        g = normal[: kappa.size].reshape(kappa.shape)
-        missed = np.sqrt(precision) * normal[kappa.size :]
-        missed += kappa.take(at)
-        missed /= precision
-        missed -= (g @ self.L.T).take(at)
-        variance = 1 / precision
-        x = np.zeros(kappa.shape)
-        first = 0
-        for c in range(len(kappa)):
-            here = omega[c].nonzero()[0]
-            own = slice(first, first := first + len(here))
-            if not len(here):
-                continue
-            S = self.K.take(here, axis=0).take(here, axis=1)
-            S.ravel()[:: len(here) + 1] += variance[own]
-            R, info = _potrf(S.T, lower=1, clean=0, overwrite_a=1)
-            if info:
-                raise FloatingPointError("the kernel matrix is not positive definite")
-            x[c, here] = _trsv(R, _trsv(R, missed[own], lower=1), lower=1, trans=1)
+        g, noise = rng.standard_normal(kappa.shape), rng.standard_normal(kappa.shape)
+        x = fastest_correction()(self.K, kappa, omega, g @ self.L.T, noise)
         g += x @ self.L
         return g, g @ self.L.T
 
