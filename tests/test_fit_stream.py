@@ -345,8 +345,6 @@ def test_the_order_is_that_of_rows_in_memory(n, D, seed, kind):
         spool.SORTED_BYTES = before
     for found, expected in zip(store.read(0, store.n), canonical(*rows), strict=True):
         assert np.array_equal(found, expected) and found.dtype == expected.dtype
-    for part in store.chunks(10):
-        assert part.n <= 10
 
 
 @settings(max_examples=25)
