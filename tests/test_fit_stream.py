@@ -366,7 +366,8 @@ def test_rows_on_disk_are_those_in_memory(seed, share):
         for x, z in zip(a, b, strict=True):
             assert torch.equal(torch.as_tensor(x), torch.as_tensor(z))
 
-    pairs = zip([disk, *disk.hold_out(share)], [here, *here.hold_out(share)], strict=True)
+    other = Data(here.X.clone(), here.y.clone(), here.weight.clone(), 3)
+    pairs = zip([disk, *disk.hold_out(share)], [here, *other.hold_out(share)], strict=True)
     for a, b in pairs:
         assert a.n == b.n and torch.equal(a.counts, b.counts)
         assert a.total == pytest.approx(b.total, rel=1e-12)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from conjugp.data import by_label
 from conjugp.kernels import Kernel
 
 STRATEGIES = ("kmeans", "greedy", "random")
@@ -62,7 +63,7 @@ def by_class(
             break
         quota = new
     centres = []
-    for c, rows in enumerate(torch.argsort(y, stable=True).split(members.tolist())):
+    for c, rows in enumerate(by_label(y, n_classes).split(members.tolist())):
         if not len(rows):
             continue
         Xc, k = X[rows], max(1, int(quota[c]))

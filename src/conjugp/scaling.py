@@ -110,11 +110,13 @@ def fit_scaling(rows: Readable, center: bool, group: Group = ALONE) -> Scaling:
         weight = weight / total
         with np.errstate(over="ignore", invalid="ignore"):
             # Differences from a row: a constant column's mean is that very number.
-            d = np.subtract(X, X[0], dtype=np.float64, order="C")
+            d = X.astype(np.float64, order="C")
+            first = d[0].copy()
+            d -= first
             mean = np.einsum("i,ij->j", weight, d)
             d -= mean
             variance = np.einsum("i,ij->j", weight, np.square(d, out=d))
-            return _Moments(total, X[0] + mean, variance), float(np.finfo(X.dtype).eps)
+            return _Moments(total, first + mean, variance), float(np.finfo(X.dtype).eps)
 
     eps, found = 0.0, None
     with np.errstate(over="ignore", invalid="ignore"):
