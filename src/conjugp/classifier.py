@@ -141,7 +141,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         Prior mean of each class.
     elbo_ : float
         Evidence lower bound of the fitted model on the training data, all constants included;
-        estimated from 10,000 rows, fewer with many classes, where there are more.
+        estimated from 4,096 rows, fewer with many classes, where there are more.
     history_ : list of dict
         Reports during the fit: stage, epoch, n_epochs, value, measure (what the value is: the
         ELBO, the log posterior of the mean, a held-out log-likelihood) and seconds.

@@ -20,7 +20,7 @@ SAMPLE_ROWS = 2**17  # rows that stand for all where kernels and inducing points
 SAMPLE_ELEMENTS = 2**27  # ... fewer if they have more numbers than this ...
 CLASS_ROWS = 2000  # ... and as many of every rare class, if it has them
 _SCAN = 2**20  # labels looked at at a time
-_MOVED = 2**12  # rows moved at a time
+_MOVED = 2**8  # rows moved at a time
 
 
 class Dataset(Protocol):

@@ -44,10 +44,8 @@ SEARCH_ROWS, SEARCH_INDUCING, SEARCH_CLASSES = 8000, 800, 250
 SEARCH_EPOCHS, GLANCE_EPOCHS = 10, 4
 REFINE_ROWS, REFINE_INDUCING = 24_000, 2400  # for a last look at the lengthscale
 SPHERE_FEATURES = 16  # from here on the rows may be an embedding, of which directions matter
-ELBO_ROWS, ELBO_PAIRS = (
-    10_000,
-    2**20,
-)  # rows, times classes, that stand for all in the reported ELBO
+ELBO_ROWS, ELBO_PAIRS = 4096, 2**20  # rows, times classes, that stand for all in the ELBO
+LIKELIHOOD_ROWS = 10_000  # and where a likelihood's own parameters are learned
 FOLDS = 5
 LIKELIHOOD_ROUNDS = 3  # fits in turn of q and of a likelihood's own parameters
 CROSS_FIT_ROWS = 5000  # up to here folds, not one hold-out, give the temperature
@@ -249,7 +247,7 @@ class Fitter:
         p = self.plan
         if type(p.likelihood).learned is Likelihood.learned:
             return False
-        part = data.head(ELBO_ROWS)
+        part = data.head(LIKELIHOOD_ROWS)
         m, v = coupled(state, p.likelihood, p.bound, p.options.jitter).latent(part.X)
         learned = p.likelihood.learned(part.y, m, v, part.weight)
         self.plan = replace(p, likelihood=learned)
