@@ -184,9 +184,6 @@ class Fitter:
         full = p.batch_size is None or p.batch_size >= data.n
         calibrate = p.temperature is None
         train, held = data, None
-        variance = p.options.initial_variance
-        # A kernel that starts too short learns faster than one that starts too long.
-        start = self._filled(10.0 if full else 3.0, 0.5) if not variance else self._filled(variance)
         if calibrate and not full:
             train, held, data = data.hold_out(p.options.hold_out)
             self.data = data
@@ -194,6 +191,11 @@ class Fitter:
                 held = None
         state = None if warm is None else self._resumed(warm, train)
         if state is None:
+            variance = p.options.initial_variance
+            # A kernel that starts too short learns faster than one that starts too long.
+            start = (
+                self._filled(10.0 if full else 3.0, 0.5) if not variance else self._filled(variance)
+            )
             state = self._start(train, start, p.n_inducing, self.mean)
         rate = 2 * p.learning_rate if full else p.learning_rate
         settings = self._settings(learning_rate=rate)
