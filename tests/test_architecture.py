@@ -23,7 +23,10 @@ LAYERS = [
     {"kernels", "likelihoods", "scaling", "plotting", "data", "spool", "sources", "shards"},
     {"features", "posterior", "covariance", "inducing"},
     {"inference", "prediction", "calibration", "conformal"},
-    {"training", "ep_training", "model", "decoupled", "joint", "search", "sampling", "sampled"},
+    {
+        *("training", "ep_training", "model", "decoupled", "joint", "search", "sampling"),
+        *("sampled", "starts"),
+    },
     {"plan", "checks", "progress", "chains", "diagnostics", "reading", "ranks"},
     {"fitting", "stream", "costs"},
     {"saving", "resuming"},

@@ -28,7 +28,8 @@ ENTRIES = {
     "throughput": {"n_inducing", "n_features", "n_classes"},
     "step": {"M", "B", "C", "D", "bound", "readable", "fused", "speed_up"},
     "gpu_step": {"gpu", "found"},
-    "gpu": {"device", "start_seconds"},
+    "gpu": {"device", "warm_up_seconds"},
+    "optimiser": {"device", "nll"},
 }
 CONTEST = {"target_nll", "error", "peer_seconds", "ratio", "wanted", "passed"}
 CONTEST |= {"conjugp_settings", "conjugp_seconds", "conjugp_nll"}
@@ -48,7 +49,7 @@ def script(monkeypatch):
 
 
 SCRIPTS = "data sources record clock contestants compare quality small gibbs soak throughput step"
-SCRIPTS += " soak_ranks scaling"
+SCRIPTS += " soak_ranks scaling gpu optimiser"
 
 
 @pytest.mark.parametrize("name", SCRIPTS.split())

@@ -23,7 +23,6 @@ from conjugp.fitting import (
     estimated_elbo,
     folds,
     largest_classes,
-    median_distance,
     only_classes,
 )
 from conjugp.progress import ProgressBar
@@ -65,12 +64,6 @@ def test_largest_classes():
     assert torch.equal(data.y[at], torch.tensor([1, 3])[two.y])
     assert torch.equal(data.weight[at], two.weight)
     assert largest_classes(data, 4) is None and only_classes(data, None) is data
-
-
-def test_median_distance():
-    points = torch.tensor([[0.0], [0.0], [1.0], [4.0]])
-    assert median_distance(points) == 3.0  # of 1, 1, 3, 4, 4; coinciding points do not count
-    assert median_distance(points[:2]) == 1.0 and median_distance(points[:1]) == 1.0
 
 
 def test_cache_bytes():

@@ -38,6 +38,7 @@ def make(data: Data, kernel: Kernel, *, Z: Any = None, **settings: Any) -> Train
     Z = data.X[:12] + 0.2 if Z is None else Z
     state = initial_state([kernel], Z, MEAN.to(data.X, copy=True))
     usual = {"bound": "tight", "learn_inducing": True, "kernel_prior": 1.0, "batch_size": 40}
+    usual |= {"momentum": 0.8, "kernel_rate": 2.0, "inducing_rate": 0.5}
     return Trainer(state, data, Settings(LIKELIHOOD, **{**usual, **settings}), generator())
 
 
@@ -178,7 +179,16 @@ def test_rates_so_wild_that_rounds_fail(monkeypatch):
 
     monkeypatch.setattr(rounds.Rounds, "run", run)
     for on_device in (False, True):
-        t = make(data, RBF(1.0, 1.0), learning_rate=3.0, jitter=0.0, max_epochs=12, Z=data.X[:24])
+        t = make(
+            *(data, RBF(1.0, 1.0)),
+            Z=data.X[:24],
+            max_epochs=12,
+            learning_rate=3.0,
+            jitter=0.0,
+            momentum=0.9,
+            kernel_rate=1.0,
+            inducing_rate=1.0,
+        )
         t._on_device = on_device
         ends.append(t.fit())
     assert failed == [True, True]

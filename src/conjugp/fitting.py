@@ -32,8 +32,11 @@ from conjugp.plan import Plan
 from conjugp.posterior import Posterior, prior
 from conjugp.scaling import Scaling
 from conjugp.search import Candidate, class_centres, held_out_loss, rescaled, search
+from conjugp.starts import best_lengthscales, lengthscales, median_distance
 from conjugp.training import Progress, Result, Settings, State, Trainer, initial_state
 
+# Of the kernel with which minibatches start: its variance, and its length in median distances.
+FIRST_VARIANCE, FIRST_LENGTH = 3.0, 0.35
 KERNEL_INDUCING = 128  # inducing points, steps, classes of the fit that learns the kernel
 KERNEL_STEPS = 200
 KERNEL_CLASSES = 10
@@ -167,6 +170,22 @@ class Fitter:
         d = factor * median_distance(X)
         return kernel.filled(torch.full((X.shape[1],), d, dtype=torch.float64), variance)
 
+    def _first_kernel(self, full: bool) -> Kernel:
+        """Where a coupled fit starts, of what the user left open."""
+        variance = self.plan.options.initial_variance
+        if variance:
+            return self._filled(variance)
+        # A kernel that starts too short learns faster than one that starts too long.
+        if full:
+            return self._filled(10.0, 0.5)
+        kernel = self.kernel if self.kernel is not None else RBF()
+        head = self.data.head(1000)
+        few = only_classes(head, largest_classes(head, KERNEL_CLASSES))
+        scale = torch.as_tensor(self.scaling.scale)
+        lengths = best_lengthscales(kernel, few, scale, FIRST_VARIANCE)
+        lengths = self.data.group.same_tensor(lengths)
+        return kernel.filled(FIRST_LENGTH * lengths, FIRST_VARIANCE)
+
     def _resumed(self, warm: State, data: Dataset) -> State | None:
         """A copy of an earlier fit's state that fits this plan; None if there is none."""
         K, X = 1 if self.plan.shared_kernel else data.n_classes, data.like
@@ -191,14 +210,11 @@ class Fitter:
                 held = None
         state = None if warm is None else self._resumed(warm, train)
         if state is None:
-            variance = p.options.initial_variance
-            # A kernel that starts too short learns faster than one that starts too long.
-            start = (
-                self._filled(10.0 if full else 3.0, 0.5) if not variance else self._filled(variance)
-            )
-            state = self._start(train, start, p.n_inducing, self.mean)
-        rate = 2 * p.learning_rate if full else p.learning_rate
-        settings = self._settings(learning_rate=rate)
+            state = self._start(train, self._first_kernel(full), p.n_inducing, self.mean)
+        if full:
+            settings = self._settings(learning_rate=2 * p.learning_rate)
+        else:
+            settings = self._settings(kernel_rate=2.0, inducing_rate=0.5, momentum=0.8)
         result = self._train(state, train, settings, "fit")
         for _ in range(LIKELIHOOD_ROUNDS):
             if not self._learn_likelihood(result.state, train):
@@ -413,9 +429,7 @@ class Fitter:
         """Which features are worth what: learned, all alike, as the user gave them, directions."""
         variance, D = self.plan.options.mean_variance, train.X.shape[1]
         scale = torch.as_tensor(self.scaling.scale)
-        std = torch.full((D,), median_distance(train.X), dtype=torch.float64)
-        raw = scale.mean() / scale
-        raw = raw * median_distance(train.X / raw.to(train.X))
+        std, raw = (lengthscales(train.X, scale, share) for share in (0.0, 1.0))
         lengths = {"ard": ard, "std": std, "raw": raw}
         starts: list[tuple[str, Kernel]] = [
             (name, RBF(s, variance)) for name, s in lengths.items() if s is not None
@@ -647,14 +661,6 @@ def estimated_elbo(model: Model, data: Dataset) -> float:
     part = data.head(min(ELBO_ROWS, max(1, ELBO_PAIRS // data.n_classes)))
     kl = model.kl()
     return (model.elbo(part) + kl) * (data.total / part.total) - kl
-
-
-def median_distance(X: Tensor) -> float:
-    """The median distance between distinct points of a sample; 1 if there are none."""
-    sample = X[:1000]
-    d = torch.pdist(sample) if len(sample) > 1 else X.new_zeros(0)
-    d = d[d > 0]
-    return float(d.median()) if len(d) else 1.0
 
 
 def folds(data: Data) -> list[Tensor]:

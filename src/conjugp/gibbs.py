@@ -39,7 +39,6 @@ from conjugp.diagnostics import (
 )
 from conjugp.face import Predictive, ProbabilisticClassifier
 from conjugp.files import check_path
-from conjugp.fitting import median_distance
 from conjugp.inference.gibbs import AUGMENTATIONS, Observations
 from conjugp.kernels import RBF, Kernel
 from conjugp.likelihoods import get_likelihood
@@ -51,6 +50,7 @@ from conjugp.sampled import SampledModel
 from conjugp.sampling import Draws, Target, distinct
 from conjugp.saving import Saveable
 from conjugp.scaling import Scaling, fit_scaling
+from conjugp.starts import median_distance
 
 HYPERPARAMETERS = ("fit", "fixed", "sample")
 FIT_INDUCING = 300  # inducing points of the variational fit that hyperparameters are taken from

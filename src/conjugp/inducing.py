@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,14 +26,15 @@ def choose(
 ) -> Tensor:
     """`n` inducing points (n, D) for the rows X (N, D), all distinct rows if n reaches them.
 
-    Only the strategy "greedy" looks at the kernel.
+    k-means measures distances in the kernel's lengthscales, "greedy" looks at the kernel itself.
     """
     distinct = torch.unique(X, dim=0) if n * 4 > len(X) else X
     if n >= len(distinct):
         # `unique` sorts, and the first points carry the covariance of a decoupled posterior.
         return distinct[torch.randperm(len(distinct), generator=generator).to(X.device)]
     if strategy == "kmeans":
-        return kmeans(X, weight, n, generator)
+        units = None if kernel is None else metric(kernel, X)
+        return kmeans(X, weight, n, generator, metric=units)
     if strategy == "greedy":
         assert kernel is not None
         return greedy(X, n, kernel)
@@ -72,13 +74,33 @@ def by_class(
     return Z[torch.randperm(len(Z), generator=generator).to(Z.device)][:n]
 
 
+def metric(kernel: Kernel, X: Tensor) -> Tensor:
+    """Lengthscales in which k-means measures distances, (D,): the first part's, or ones."""
+    parts = getattr(kernel, "parts", (kernel,))
+    value = getattr(parts[0], "lengthscale", None)
+    if value is None:
+        return torch.ones(X.shape[1], dtype=X.dtype, device=X.device)
+    scale = value if isinstance(value, Tensor) else torch.as_tensor(np.array(value))
+    return scale.to(X).expand(X.shape[1]).clamp(min=1e-12)
+
+
 def kmeans(
-    X: Tensor, weight: Tensor, k: int, generator: torch.Generator, n_iter: int = 5
+    X: Tensor,
+    weight: Tensor,
+    k: int,
+    generator: torch.Generator,
+    n_iter: int = 5,
+    metric: Tensor | None = None,
 ) -> Tensor:
-    """Weighted k-means on a sample of the rows, seeded by k-means++."""
+    """Weighted k-means on a sample of the rows, seeded by k-means++.
+
+    Distances are measured after division by `metric` (D,).
+    """
     # The rows come in random order (see `rows`), so the first ones are a sample.
     sample = slice(0, max(2000, _ROWS_PER_CENTRE * k))
     X, weight = X[sample], weight[sample].to(X.dtype)
+    if metric is not None:
+        X = X / metric
     Z = _seed(X, weight, k, generator)
     for _ in range(n_iter):
         nearest = torch.addmm(Z.square().sum(1), X, Z.T, alpha=-2).argmin(1)
@@ -86,7 +108,7 @@ def kmeans(
         total = torch.zeros_like(Z).index_add_(0, nearest, X * weight.unsqueeze(1))
         held = mass > 0
         Z[held] = total[held] / mass[held].unsqueeze(1)
-    return Z
+    return Z if metric is None else Z * metric
 
 
 def _seed(X: Tensor, weight: Tensor, k: int, generator: torch.Generator) -> Tensor:

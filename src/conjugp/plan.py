@@ -77,7 +77,7 @@ def make_plan(
         M = min(n, (SMALL_INDUCING if few else COUPLED_INDUCING) if coupled else many)
     batch = clf.batch_size
     if batch == "auto":
-        batch = (None if n <= 1000 else 512) if coupled else 0
+        batch = _coupled_batch(n) if coupled else 0
     elif batch is None and not coupled:
         batch = n
     class_batch = clf.class_batch
@@ -113,6 +113,11 @@ def make_plan(
         options,
         seed,
     )
+
+
+def _coupled_batch(n: int) -> int | None:
+    """Rows in a batch of a coupled fit to n rows; None: all."""
+    return None if n <= 1000 else 512 if n <= 10_000 else 1024
 
 
 def given_inducing(inducing: Any, X: Tensor, scaling: Scaling) -> Tensor:

@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from conjugp.calibration import fit_temperature
 from conjugp.checkpoint import Journal
 from conjugp.data import Data
 from conjugp.decoupled import MeanSettings, fit_weights, latent_mean, start_mean
-from conjugp.inducing import by_class
+from conjugp.inducing import by_class, metric
 from conjugp.kernels import Kernel, Normalised
 
 TIE = 0.005  # losses closer than this are alike
@@ -65,19 +64,9 @@ def class_centres(kernel: Kernel, data: Data, n: int, generator: torch.Generator
         if kernel.units is not None:
             units = torch.tensor(kernel.units, dtype=X.dtype, device=X.device)
         kernel = kernel.kernel
-    metric = _metric(kernel, X)
-    Z = by_class(X / metric, data.y, data.weight, n, data.n_classes, generator)
-    return Z * metric / units
-
-
-def _metric(kernel: Kernel, X: torch.Tensor) -> torch.Tensor:
-    """Lengthscales in which k-means measures distances, (D,): the first part's, or ones."""
-    parts = getattr(kernel, "parts", (kernel,))
-    value = getattr(parts[0], "lengthscale", None)
-    if value is None:
-        return torch.ones(X.shape[1], dtype=X.dtype, device=X.device)
-    scale = value if isinstance(value, torch.Tensor) else torch.as_tensor(np.array(value))
-    return scale.to(X).expand(X.shape[1]).clamp(min=1e-12)
+    lengths = metric(kernel, X)
+    Z = by_class(X / lengths, data.y, data.weight, n, data.n_classes, generator)
+    return Z * lengths / units
 
 
 def search(

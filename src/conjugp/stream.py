@@ -12,12 +12,13 @@ from conjugp import inducing
 from conjugp.calibration import Calibration
 from conjugp.data import Data
 from conjugp.features import basis, features
-from conjugp.fitting import Fitted, median_distance
+from conjugp.fitting import Fitted
 from conjugp.kernels import RBF, Kernel
 from conjugp.likelihoods.base import Likelihood
 from conjugp.model import coupled
 from conjugp.options import FitOptions
 from conjugp.posterior import Posterior, prior
+from conjugp.starts import median_distance
 from conjugp.training import Progress, Settings, State, Trainer, initial_state
 
 _STEPS = 15  # passes over each batch of rows

@@ -62,6 +62,10 @@ class Settings:
     jitter: float | None = None
     # Minibatch steps that ranks take on their own rows between two sums over all.
     local_steps: int = 1
+    # Adam's, and what its rate is multiplied by for kernels and for inducing points.
+    momentum: float = 0.9
+    kernel_rate: float = 1.0
+    inducing_rate: float = 1.0
 
 
 @dataclass
@@ -172,6 +176,7 @@ class Trainer:
         self.learning = settings.learn_kernel or settings.learn_mean or settings.learn_inducing
         self._cache: list[Features] | None = None
         self._start_theta = state.theta.clone()
+        self._factors = (settings.kernel_rate, settings.inducing_rate, 1.0)  # of the rate, by leaf
         self._failures = 0
         self._rate = settings.learning_rate
         self._n_others = self._check_class_batch()
@@ -188,7 +193,8 @@ class Trainer:
         self._leaves.append(s.Z.requires_grad_(self.settings.learn_inducing))
         self._leaves.append(s.mean.requires_grad_(self.settings.learn_mean))
         # Short second-moment memory: a fit takes hundreds of steps, not tens of thousands.
-        self._adam = Adam([leaf.detach() for leaf in self._leaves], beta2=0.99)
+        leaves = [leaf.detach() for leaf in self._leaves]
+        self._adam = Adam(leaves, self.settings.momentum, beta2=0.99)
 
     def _check_class_batch(self) -> int | None:
         """How many classes a step samples beside its labels; None if it sums over all."""
@@ -363,7 +369,8 @@ class Trainer:
         s, prior_strength = self.state, self.settings.kernel_prior
         if prior_strength and s.theta.grad is not None:
             s.theta.grad += prior_strength / self.total * (s.theta.detach() - self._start_theta)
-        self._adam.descend([leaf.grad for leaf in self._leaves], [rate] * len(self._leaves))
+        rates = [rate * factor for factor in self._factors]
+        self._adam.descend([leaf.grad for leaf in self._leaves], rates)
         for leaf in self._leaves:
             leaf.grad = None
 
@@ -610,6 +617,7 @@ class Trainer:
                 ROUND,
                 self.learning,
                 (self._start_theta.detach(), self.settings.kernel_prior / self.total),
+                self._factors,
             )
         before = batches.order, batches.at, self.generator.get_state()
         plan = []

@@ -42,8 +42,12 @@ class Rounds:
         limit: int,
         gradients: bool,
         prior: tuple[Tensor, float],
+        factors: tuple[float, ...],
     ) -> None:
-        """`rows`: X, y and weights; `limit`: the longest round; `prior`: where theta is held."""
+        """`rows`: X, y and weights; `limit`: the longest round; `prior`: where theta is held.
+
+        `factors`: of Adam's rate, for every leaf.
+        """
         self.step, self.rows, self.gradients, self.prior = step, rows, gradients, prior
         self.q = Posterior(q.h.clone(), q.P.clone())
         # What is learned stands in one piece: Adam is then a handful of launches, not one for each.
@@ -54,6 +58,10 @@ class Rounds:
         parts = [next(own) if i in self._moving else x.clone() for i, x in enumerate(leaves)]
         self.leaves = Leaves(*(p.view(x.shape) for p, x in zip(parts, leaves, strict=True)))
         self._sizes = sizes
+        each = [
+            self._x.new_full((n,), factors[i]) for i, n in zip(self._moving, sizes, strict=True)
+        ]
+        self._factor = torch.cat(each) if each else self._x
         device = leaves.Z.device
         self._numbers = torch.zeros(limit, 4, dtype=torch.float64, device=device)
         self._starts = torch.zeros(limit, dtype=torch.int64, device=device)
@@ -141,9 +149,7 @@ class Rounds:
         g = torch.cat([x.view(-1) for x in gradients if x is not None])
         first = torch.lerp(self._first, g, 1 - beta1)
         second = torch.addcmul(beta2 * self._second, g, g, value=1 - beta2)
-        put(
-            self._x,
-            torch.addcdiv(self._x, -rate * first, second.sqrt().div_(correction).add_(1e-8)),
-        )
+        length = second.sqrt().div_(correction).add_(1e-8)
+        put(self._x, torch.addcdiv(self._x, -rate * self._factor * first, length))
         put(self._first, first)
         put(self._second, second)

@@ -1,0 +1,142 @@
+"""What each choice of the coupled fit is worth: test NLL after few and after many steps.
+
+python bench/optimiser.py              # four sets, on a GPU if there is one
+python bench/optimiser.py shuttle
+
+M = 200 inducing points, full covariances, batches of 1,024 rows. A variant differs from the
+default in the one thing that its name says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from data import load
+from record import add_output, context, keep, scores
+
+from conjugp import GPClassifier, classifier, fitting, starts
+from conjugp.fitting import Fitter
+from conjugp.kernels import RBF, Kernel
+from conjugp.training import Settings, State, initial_state
+
+SETS = ("shuttle", "mnist", "fashion_mnist", "covtype")
+STEPS = (50, 500)
+BATCH = 1024
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is done otherwise."""
+
+    settings: dict[str, float] = field(default_factory=dict)  # of the minibatch steps
+    share: float | None = None  # of the user's units in those of the kernel; None: chosen
+    length: float = fitting.FIRST_LENGTH  # of the kernel at the start, in median distances
+    plain: bool = False  # k-means in working units
+    batch: int = BATCH
+
+
+VARIANTS = {
+    "default": Variant(),
+    "momentum 0.9": Variant({"momentum": 0.9}),
+    "kernel's rate like the means'": Variant({"kernel_rate": 1.0}),
+    "inducing points' rate like the means'": Variant({"inducing_rate": 1.0}),
+    "all three": Variant({"momentum": 0.9, "kernel_rate": 1.0, "inducing_rate": 1.0}),
+    "half the rates": Variant({"learning_rate": 0.05}),
+    "twice the rates": Variant({"learning_rate": 0.2}),
+    "features alike": Variant(share=0.0),
+    "features half as in the user's units": Variant(share=0.5),
+    "features as in the user's units": Variant(share=1.0),
+    "start 0.25 long": Variant(length=0.25),
+    "start 0.5 long": Variant(length=0.5),
+    "start 1 long": Variant(length=1.0),
+    "k-means in working units": Variant(plain=True),
+    "as many rows in batches of 512": Variant(batch=512),
+    "as many rows in batches of 2,048": Variant(batch=2048),
+}
+
+
+def fitter(variant: Variant) -> type[Fitter]:
+    """A fitter that does it."""
+
+    class Varied(Fitter):
+        def _settings(self, **changes: object) -> Settings:
+            given = variant.settings if "kernel_rate" in changes else {}
+            return super()._settings(**{**changes, **given})
+
+        def _first_kernel(self, full: bool) -> Kernel:
+            if variant.share is None:
+                return super()._first_kernel(full)
+            scale, X = torch.as_tensor(self.scaling.scale), self.data.head(1000).X
+            lengths = starts.lengthscales(X, scale, variant.share)
+            return RBF().filled(variant.length * lengths, fitting.FIRST_VARIANCE)
+
+        def _start(self, data: Any, kernel: Kernel, n_inducing: int, mean: torch.Tensor) -> State:
+            if not variant.plain:
+                return super()._start(data, kernel, n_inducing, mean)
+            working = super()._start(data, RBF(1.0, 1.0), n_inducing, mean)
+            return initial_state([kernel], working.Z, mean.clone())
+
+    return Varied
+
+
+def nll(name: str, variant: Variant, n_steps: int, device: str) -> float:
+    """Test NLL of a fit of so many steps of 1,024 rows."""
+    split = load(name)
+    with (
+        warnings.catch_warnings(),
+        patch.object(classifier, "Fitter", fitter(variant)),
+        patch.object(fitting, "FIRST_LENGTH", variant.length),
+    ):
+        warnings.simplefilter("ignore")  # fits cut short on purpose
+        model = GPClassifier(
+            n_inducing=200,
+            covariance="full",
+            batch_size=variant.batch,
+            max_epochs=n_steps * BATCH / len(split.y_train),
+            device=device,
+            random_state=0,
+        )
+        model.fit(split.X_train, split.y_train)
+    return scores(split.y_test, model.predict_proba(split.X_test), model.classes_)["nll"]
+
+
+def table(found: dict[str, dict[str, dict[str, float]]]) -> str:
+    """Markdown: NLL by set and number of steps, and the median ratio to the default's."""
+    columns = [f"{name} {n}" for name in found for n in STEPS]
+    lines = [f"| | {' | '.join(columns)} | median |", "|---|" + "--:|" * (len(columns) + 1)]
+    for variant in VARIANTS:
+        cells, ratios = [], []
+        for by_variant in found.values():
+            for n in map(str, STEPS):
+                cells.append(f"{by_variant[variant][n]:.4f}")
+                ratios.append(by_variant[variant][n] / by_variant["default"][n])
+        lines.append(f"| {variant} | {' | '.join(cells)} | {statistics.median(ratios):.3f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Fit every variant on every set, keep all."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sets", nargs="*", help=f"{', '.join(SETS)} (all)")
+    add_output(parser, "optimiser.json")
+    args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = {}
+    for name in args.sets or SETS:
+        found[name] = {
+            variant: {str(n): nll(name, how, n, device) for n in STEPS}
+            for variant, how in VARIANTS.items()
+        }
+        keep(args.output, name, {**context(), "device": device, "nll": found[name]})
+        print(name, found[name], flush=True)
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
