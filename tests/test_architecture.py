@@ -18,7 +18,7 @@ SOURCE = Path(conjugp.__file__).parent
 LAYERS = [
     {
         *("numerics", "parameters", "metrics", "rows", "options", "files", "face", "codec"),
-        *("checkpoint", "posthoc", "launches", "group"),
+        *("checkpoint", "posthoc", "launches", "group", "threads"),
     },
     {"kernels", "likelihoods", "scaling", "plotting", "data", "spool", "sources", "shards"},
     {"features", "posterior", "covariance", "inducing"},

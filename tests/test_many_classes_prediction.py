@@ -253,6 +253,20 @@ def test_which_integral():
     torch.testing.assert_close(mixed[2:], lambda_integral(m, other), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("likelihood", [LIKELIHOOD, Softmax()], ids=lambda one: one.name)
+@pytest.mark.parametrize("n_classes", [2, 10])
+def test_a_rough_integral_has_four_digits(likelihood, n_classes):
+    rng = np.random.default_rng(n_classes)
+    m = torch.tensor(rng.normal(0, 1, (200, n_classes)) * rng.choice([1, 5, 20], (200, 1)) - 3.0)
+    v = torch.tensor(np.exp(rng.uniform(-8, 4, (200, n_classes))))
+    p, rough = likelihood.integral(m, v), likelihood.rough_integral(m, v)
+    torch.testing.assert_close(rough, p, rtol=0, atol=1e-5)
+    seen = p > 1e-9
+    torch.testing.assert_close(rough[seen], p[seen], rtol=2e-4, atol=0)
+    same = predict_proba(likelihood, m, v, rough=True)
+    assert torch.equal(same, rough / rough.sum(-1, keepdim=True))
+
+
 def test_an_expanded_variance_is_the_same():
     m, v = cases(50)["usual"]
     same = v[:, :1].float().expand(2, 50)

@@ -22,6 +22,7 @@ LOG_BOUND = math.log(8.0)
 VARIANCE_SCALES = (0.0, 0.03, 0.1, 0.3, 1.0)
 TINY = 1e-300  # a probability of 0, as some classifiers give
 MAX_PAIRS = 10**7  # rows times classes that a calibration looks at
+ROUGH_PAIRS = 10**4  # from here on their probabilities need no more than four digits
 
 
 class Calibration(NamedTuple):
@@ -68,9 +69,10 @@ def fit_calibration(
     """
     rows = slice(max(1, MAX_PAIRS // m.shape[1]))
     m, v, y, weight = m[rows], v[rows], y[rows], weight[rows].double()
+    rough = m.numel() > ROUGH_PAIRS
     found: list[tuple[Calibration, Tensor]] = []
     for scale in sorted(variance_scales, reverse=True):
-        p = predict_proba(likelihood, m, v, variance_scale=scale)
+        p = predict_proba(likelihood, m, v, variance_scale=scale, rough=rough)
         t, loss = fit_temperature(p, y, weight)
         log_p = torch.log(p.double().clamp(min=TINY)) / t
         each = torch.logsumexp(log_p, 1) - log_p.gather(1, y[:, None]).squeeze(1)

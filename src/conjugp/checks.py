@@ -19,7 +19,7 @@ from conjugp.kernels import Kernel
 from conjugp.likelihoods import Heaviside, Likelihood, get_likelihood
 from conjugp.likelihoods.base import MC
 from conjugp.options import FitOptions, number, one_of, whole
-from conjugp.rows import Rows, canonical
+from conjugp.rows import Ordered, ordered
 
 SMALL_ROWS = 1000  # up to here float64 costs nothing that matters, and a GPU gains nothing
 
@@ -171,7 +171,7 @@ def check_training_data(
     sample_weight: ArrayLike | None,
     classes: NDArray[Any] | None = None,
     reset: bool = True,
-) -> tuple[Rows, NDArray[Any]]:
+) -> tuple[Ordered, NDArray[Any]]:
     """Checked, weighted, merged rows, and the classes."""
     X_, y_ = check_rows(clf, X, y, reset)
     y_ = check_labels(y_)
@@ -191,8 +191,8 @@ def check_training_data(
     labels = np.searchsorted(classes, y_)
     mass = np.bincount(labels, weights=weight, minlength=len(classes))
     weight = weight * class_factors(getattr(clf, "class_weight", None), classes, mass)[labels]
-    rows = canonical(X_, labels, weight)
-    if not len(rows.X):
+    rows = ordered(X_, labels, weight)
+    if not rows.n:
         raise ValueError("class_weight and sample_weight leave no row with any weight")
     return rows, classes
 

@@ -43,7 +43,7 @@ from conjugp.progress import ProgressBar
 from conjugp.ranks import JointRows, check_distributed, check_parameters_agree, check_shards
 from conjugp.reading import MEMORY_BYTES, read
 from conjugp.resuming import open_journal
-from conjugp.rows import Rows, row_hash
+from conjugp.rows import Ordered, Rows
 from conjugp.saving import Saveable
 from conjugp.scaling import Scaling, fit_scaling
 from conjugp.shards import Shards, order_keys
@@ -141,7 +141,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         Prior mean of each class.
     elbo_ : float
         Evidence lower bound of the fitted model on the training data, all constants included;
-        estimated from 10,000 rows, fewer with many classes, where there are more.
+        estimated from 4,096 rows, fewer with many classes, where there are more.
     history_ : list of dict
         Reports during the fit: stage, epoch, n_epochs, value, measure (what the value is: the
         ELBO, the log posterior of the mean, a held-out log-likelihood) and seconds.
@@ -356,7 +356,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
     def _fit(
         self,
         checkpoint: str | os.PathLike[str] | None,
-        load: Callable[[ProgressBar], tuple[Rows | Store | JointRows, NDArray[Any]]],
+        load: Callable[[ProgressBar], tuple[Ordered | Rows | Store | JointRows, NDArray[Any]]],
         group: Group = ALONE,
         stream: bool = False,
     ) -> GPClassifier:
@@ -388,7 +388,8 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 same = np.array_equal(classes, self.classes_) and warm.state is not None
                 warm = warm if same and rows.n_features == self._scaling.shift.size else None
             center = self.kernel is None or self.kernel.stationary
-            scaling = self._scaling if warm else fit_scaling(rows, center, group)
+            here = rows.here if isinstance(rows, JointRows) else rows
+            scaling = self._scaling if warm else fit_scaling(here, center, group)
             data = _dataset(rows, scaling, len(classes), dtype, device)
             kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
             journal = open_journal(self, checkpoint, rows, classes, data, warm, self._seed())
@@ -487,9 +488,9 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                         UserWarning,
                         stacklevel=2,
                     )
-            double = self.dtype == "float64" or len(rows.X) <= SMALL_ROWS
+            double = self.dtype == "float64" or rows.n <= SMALL_ROWS
             dtype = stream.dtype or (torch.float64 if double else torch.float32)
-            device = stream.device or check_device(self.device, len(rows.X))
+            device = stream.device or check_device(self.device, rows.n)
             data = _working(rows, scaling, len(known), dtype, device)
             updated = stream.learn(
                 data,
@@ -693,29 +694,34 @@ def seed_of(random_state: int | np.random.RandomState | None) -> int:
 
 
 def _dataset(
-    rows: Rows | Store | JointRows,
+    rows: Ordered | Rows | Store | JointRows,
     scaling: Scaling,
     n_classes: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Dataset:
     """Rows in working units, wherever they are."""
-    if isinstance(rows, Rows):
+    if isinstance(rows, Ordered | Rows):
         return _working(rows, scaling, n_classes, dtype, device)
     if isinstance(rows, JointRows):
         here, group = rows.here, rows.group
         data = group.all(lambda: _working(here, scaling, n_classes, dtype, device))
-        return Shards(data, order_keys(row_hash(here.X)), group)
+        return Shards(data, order_keys(here.key), group)
     like = torch.empty(0, rows.n_features, dtype=dtype, device=device)
     return spooled(rows, scaling, n_classes, like)
 
 
 def _working(
-    rows: Rows, scaling: Scaling, n_classes: int, dtype: torch.dtype, device: torch.device
+    rows: Ordered | Rows,
+    scaling: Scaling,
+    n_classes: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Data:
     """Rows in working units."""
+    place = rows.place if isinstance(rows, Ordered) else None
     return Data(
-        scaling.apply(rows.X, dtype, device),
+        scaling.apply(rows.X, dtype, device, place),
         torch.as_tensor(rows.y, device=device),
         torch.as_tensor(rows.weight, dtype=dtype, device=device),
         n_classes,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ SAMPLE_ROWS = 2**17  # rows that stand for all where kernels and inducing points
 SAMPLE_ELEMENTS = 2**27  # ... fewer if they have more numbers than this ...
 CLASS_ROWS = 2000  # ... and as many of every rare class, if it has them
 _SCAN = 2**20  # labels looked at at a time
+_MOVED = 2**8  # rows moved at a time
 
 
 class Dataset(Protocol):
@@ -78,7 +80,10 @@ class Dataset(Protocol):
         ...
 
     def hold_out(self, share: float) -> tuple[Dataset, Data, Dataset]:
-        """Rows to train on, rows held out, and all of them in that order."""
+        """Rows to train on, rows held out, and all of them in that order.
+
+        Rows in memory are put in that order where they are: no copy of them all.
+        """
         ...
 
     def shifted(self, origin: Tensor) -> Dataset:
@@ -154,11 +159,23 @@ class Data(NamedTuple):
     def hold_out(self, share: float) -> tuple[Data, Data, Data]:
         """Rows to train on, rows held out, and all of them in that order."""
         last = held_rows(self, share)
-        kept = torch.ones(self.n, dtype=torch.bool, device=self.y.device)
-        kept[last] = False
-        data = self.take(torch.cat([kept.nonzero().squeeze(1), last]))
         n = self.n - len(last)
-        return data.rows(0, n), data.rows(n, None), data
+        if len(last):
+            self._put_last(last)
+        return self.rows(0, n), self.rows(n, None), self
+
+    def _put_last(self, index: Tensor) -> None:
+        """Move rows to the end; those after the first of them move up."""
+        start = int(index[0])
+        kept = torch.ones(self.n - start, dtype=torch.bool, device=self.y.device)
+        kept[index - start] = False
+        behind = kept.nonzero().squeeze(1) + start
+        for column in self[:3]:
+            held, at = column[index], start
+            for some in behind.split(_MOVED):
+                column[at : at + len(some)] = column[some]
+                at += len(some)
+            column[at:] = held
 
     def shifted(self, origin: Tensor) -> Data:
         """The same rows with `origin` (D,) added."""
@@ -231,9 +248,17 @@ def held_rows(data: Dataset, share: float) -> Tensor:
     return torch.cat(found[::-1])
 
 
+def by_label(y: Tensor, n_classes: int) -> Tensor:
+    """What puts labels in order, (N,); equal ones stay as they are."""
+    if y.device.type != "cpu" or n_classes > 2**15:
+        return torch.argsort(y, stable=True)
+    # NumPy counts where numbers are this short.
+    return torch.as_tensor(np.argsort(y.numpy().astype(np.int16), kind="stable"))
+
+
 def class_rank(y: Tensor, n_classes: int) -> Tensor:
     """How many rows of the same class come before each row, (N,)."""
-    order = torch.argsort(y, stable=True)
+    order = by_label(y, n_classes)
     counts = torch.bincount(y, minlength=n_classes)
     first = counts.cumsum(0) - counts
     rank = torch.empty_like(y)

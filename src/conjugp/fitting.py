@@ -47,10 +47,8 @@ SEARCH_ROWS, SEARCH_INDUCING, SEARCH_CLASSES = 8000, 800, 250
 SEARCH_EPOCHS, GLANCE_EPOCHS = 10, 4
 REFINE_ROWS, REFINE_INDUCING = 24_000, 2400  # for a last look at the lengthscale
 SPHERE_FEATURES = 16  # from here on the rows may be an embedding, of which directions matter
-ELBO_ROWS, ELBO_PAIRS = (
-    10_000,
-    2**20,
-)  # rows, times classes, that stand for all in the reported ELBO
+ELBO_ROWS, ELBO_PAIRS = 4096, 2**20  # rows, times classes, that stand for all in the ELBO
+LIKELIHOOD_ROWS = 10_000  # and where a likelihood's own parameters are learned
 FOLDS = 5
 LIKELIHOOD_ROUNDS = 3  # fits in turn of q and of a likelihood's own parameters
 CROSS_FIT_ROWS = 5000  # up to here folds, not one hold-out, give the temperature
@@ -207,6 +205,7 @@ class Fitter:
         train, held = data, None
         if calibrate and not full:
             train, held, data = data.hold_out(p.options.hold_out)
+            self.data = data
             if not held.n:  # with too few rows for a hold-out, folds do instead
                 held = None
         state = None if warm is None else self._resumed(warm, train)
@@ -266,7 +265,7 @@ class Fitter:
         p = self.plan
         if type(p.likelihood).learned is Likelihood.learned:
             return False
-        part = data.head(ELBO_ROWS)
+        part = data.head(LIKELIHOOD_ROWS)
         m, v = coupled(state, p.likelihood, p.bound, p.options.jitter).latent(part.X)
         learned = p.likelihood.learned(part.y, m, v, part.weight)
         self.plan = replace(p, likelihood=learned)

@@ -315,8 +315,7 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
     def _problem(self, X: ArrayLike, y: ArrayLike, seed: int) -> Problem:
         """The posterior to sample, and how it belongs to the rows and units of the user."""
         rows, classes = check_training_data(self, X, y, None)
-        # A frame's columns lie apart in memory; sums over them would round in another way.
-        rows = rows._replace(X=np.ascontiguousarray(rows.X))
+        rows = rows.gathered()
         C, given = len(classes), self._kernels()
         if len(given) not in (1, C):
             raise ValueError(f"kernel must be one kernel or {C}, one per class; got {len(given)}")

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from conjugp.data import by_label
 from conjugp.kernels import Kernel
 
 STRATEGIES = ("kmeans", "greedy", "random")
@@ -64,7 +65,7 @@ def by_class(
             break
         quota = new
     centres = []
-    for c, rows in enumerate(torch.argsort(y, stable=True).split(members.tolist())):
+    for c, rows in enumerate(by_label(y, n_classes).split(members.tolist())):
         if not len(rows):
             continue
         Xc, k = X[rows], max(1, int(quota[c]))

@@ -22,6 +22,7 @@ def predict_proba(
     seed: int = 0,
     chunk_elements: int = 2**21,
     variance_scale: float = 1.0,
+    rough: bool = False,
 ) -> Tensor:
     """E[p(· | f)] under f ~ N(m, v): m and v (B, C) -> (B, C), float64, rows sum to 1 (P1, P5).
 
@@ -29,7 +30,8 @@ def predict_proba(
     ``"integral"`` is deterministic; ``"mc"`` and ``"qmc"`` average over ``n_samples`` standard
     normal draws of C numbers, scrambled Sobol points for ``"qmc"`` (best with a power of 2). All
     rows share the draws, so a row's answer does not depend on which others are asked for.
-    No more than ``chunk_elements`` draws of latents are held at a time.
+    No more than ``chunk_elements`` draws of latents are held at a time. A ``rough`` integral is
+    good to four digits.
     """
     if method not in METHODS:
         known = ", ".join(repr(name) for name in METHODS)
@@ -44,7 +46,7 @@ def predict_proba(
         v = v[:, :1] if v.stride(-1) == 0 else v
         v = (variance_scale * v.detach().double()).expand_as(m)
         if method == "integral":
-            p = likelihood.integral(m, v)
+            p = likelihood.rough_integral(m, v) if rough else likelihood.integral(m, v)
         else:
             z = _normal_draws(method, n_samples, m.shape[-1], seed).to(m.device)
             p = average(likelihood.prob, m, v.sqrt(), z, chunk_elements)

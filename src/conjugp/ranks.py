@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from conjugp.checkpoint import fingerprint
 from conjugp.checks import check_classes, check_labels, check_rows, check_weight, class_factors
 from conjugp.group import Group
 from conjugp.options import FitOptions
-from conjugp.rows import Rows, canonical, named_digests
+from conjugp.rows import Ordered, named_digests, ordered
 
 _OWN = {"device", "verbose", "options", "random_state", "class_weight"}  # may differ
 _OWN_OPTIONS = {"callback", "on_interrupt", "checkpoint_every", "cache_mb", "spool"}
@@ -22,24 +21,20 @@ _OWN_OPTIONS = {"callback", "on_interrupt", "checkpoint_every", "cache_mb", "spo
 class JointRows(NamedTuple):
     """The rows of all ranks: those here, and how many there are."""
 
-    here: Rows
+    here: Ordered
     group: Group
     n: int
 
     @property
     def n_features(self) -> int:
         """The number of columns of X."""
-        return self.here.X.shape[1]
+        return self.here.n_features
 
     @property
     def digests(self) -> dict[str, str]:
         """What tells these rows from others, however they are dealt to ranks."""
         sums = np.stack(self.group.gather(self.here.sums())).sum(0, dtype=np.uint64)
         return named_digests(sums, self.here.X.dtype)
-
-    def chunks(self, size: int) -> Iterator[Rows]:
-        """The rows here, in order, so many at a time."""
-        return self.here.chunks(size)
 
 
 def check_parameters_agree(clf: Any, group: Group, has_checkpoint: bool) -> None:
@@ -111,7 +106,7 @@ def check_shards(
     mass = np.bincount(labels, weights=weight, minlength=len(classes))
     mass = np.sum(group.gather(mass), axis=0)
     factors = group.all(lambda: class_factors(getattr(clf, "class_weight", None), classes, mass))
-    rows = canonical(X_, labels, weight * factors[labels])
+    rows = ordered(X_, labels, weight * factors[labels])
     n = sum(group.gather(rows.n))
     if not n:
         raise ValueError("class_weight and sample_weight leave no row with any weight")

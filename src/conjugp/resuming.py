@@ -24,7 +24,7 @@ from conjugp.model import Model
 from conjugp.options import FitOptions
 from conjugp.posterior import Posterior
 from conjugp.ranks import JointRows
-from conjugp.rows import Rows
+from conjugp.rows import Ordered, Rows
 from conjugp.scaling import Scaling
 from conjugp.spool import Store
 from conjugp.training import Result, State
@@ -40,7 +40,7 @@ _UNMARKED_OPTIONS |= {"distributed"}
 def open_journal(
     clf: Any,
     path: str | os.PathLike[str] | None,
-    rows: Rows | Store | JointRows,
+    rows: Ordered | Rows | Store | JointRows,
     classes: NDArray[Any],
     data: Dataset,
     warm: Fitted | None,

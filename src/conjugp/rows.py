@@ -8,12 +8,11 @@ rows is a random sample of them: batches and hold-outs need no copies.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-_HASH_CHUNK = 1 << 16  # elements hashed at a time: temporaries stay in the cache
+from conjugp.threads import blocks, in_order
 
 
 class Rows(NamedTuple):
@@ -49,10 +48,59 @@ class Rows(NamedTuple):
         odd = np.uint64(0x9E3779B97F4A7C15)
         return np.stack([keys.sum(1), (keys * (keys | odd)).sum(1)], axis=1)
 
-    def chunks(self, size: int) -> Iterator[Rows]:
-        """All rows, in order, so many at a time."""
-        for i in range(0, self.n, size):
-            yield Rows(*(column[i : i + size] for column in self))
+    def read(self, start: int, stop: int) -> Rows:
+        """A stretch of rows."""
+        return Rows(*(column[start:stop] for column in self))
+
+
+class Ordered(NamedTuple):
+    """Distinct weighted rows in their order, X still where the user has it."""
+
+    X: np.ndarray  # (N, D)
+    place: np.ndarray  # (n,) int64, which of the rows of X
+    key: np.ndarray  # (n,) uint64, their hashes
+    y: np.ndarray  # (n,) int64, class indices
+    weight: np.ndarray  # (n,) float64, positive
+
+    @property
+    def n(self) -> int:
+        """The number of rows."""
+        return len(self.y)
+
+    @property
+    def n_features(self) -> int:
+        """D."""
+        return self.X.shape[1]
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """What tells these rows from others, column by column, in whatever order."""
+        return named_digests(self.sums(), self.X.dtype)
+
+    def sums(self) -> np.ndarray:
+        """Those of `Rows`."""
+        parts = (self.read(i.start, i.stop).sums() for i in blocks(self.n, self.n_features))
+        return sum(parts, np.zeros((3, 2), np.uint64))
+
+    def read(self, start: int, stop: int) -> Rows:
+        """A stretch of rows."""
+        i = slice(start, stop)
+        return Rows(taken(self.X, self.place[i]), self.y[i], self.weight[i])
+
+    def gathered(self) -> Rows:
+        """All rows, copied."""
+        return self.read(0, self.n)
+
+
+def taken(X: np.ndarray, place: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """The rows of X at some places, next to one another in memory."""
+    if out is None:
+        out = np.empty((len(place), X.shape[1]), X.dtype)
+    if X.flags.c_contiguous:
+        # Without a mode, or where rows are not in one piece, `take` would make a copy first.
+        return X.take(place, axis=0, out=out, mode="clip")
+    out[...] = X[place]
+    return out
 
 
 def named_digests(sums: np.ndarray, dtype: np.dtype) -> dict[str, str]:
@@ -64,25 +112,30 @@ def named_digests(sums: np.ndarray, dtype: np.dtype) -> dict[str, str]:
 
 def canonical(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Rows:
     """Merge and order the rows of X (n, D) with labels y (n,) and weights (n,)."""
+    return ordered(X, y, weight).gathered()
+
+
+def ordered(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Ordered:
+    """The same without a copy of X."""
     weight = np.ones(len(X)) if weight is None else np.asarray(weight, dtype=np.float64)
-    if not weight.all():
-        kept = weight > 0
-        X, y, weight = X[kept], y[kept], weight[kept]
     y = np.asarray(y, dtype=np.int64)
     # Without the labels: rows are put in order before all of these are known (see `spool`).
     key = row_hash(X)
-    order = np.argsort(key, kind="stable")
-    if (np.diff(key[order]) == 0).any():
-        order = np.lexsort((y, key))
-    X, y, weight, key = X[order], y[order], weight[order], key[order]
-    same = np.zeros(len(X), dtype=bool)
+    place = np.argsort(key)
+    if not np.diff(key[place]).all():
+        place = np.lexsort((y, key))
+    if not weight.all():
+        place = place[weight[place] > 0]
+    y, weight, key = y[place], weight[place], key[place]
+    same = np.zeros(len(place), dtype=bool)
     near = np.flatnonzero(key[1:] == key[:-1]) + 1
     # A hash can collide, so only rows that really are equal are merged.
-    same[near] = (X[near] == X[near - 1]).all(axis=1) & (y[near] == y[near - 1])
+    equal = (X[place[near]] == X[place[near - 1]]).all(axis=1)
+    same[near] = equal & (y[near] == y[near - 1])
     if not same.any():
-        return Rows(X, y, weight)
+        return Ordered(X, place, key, y, weight)
     first = np.flatnonzero(~same)
-    return Rows(X[first], y[first], np.add.reduceat(weight, first))
+    return Ordered(X, place[first], key[first], y[first], np.add.reduceat(weight, first))
 
 
 def row_hash(X: np.ndarray, y: np.ndarray | None = None) -> np.ndarray:
@@ -94,15 +147,18 @@ def row_hash(X: np.ndarray, y: np.ndarray | None = None) -> np.ndarray:
     rng = np.random.default_rng(0x9E3779B9)
     odd = rng.integers(0, 2**63, size=words + 1, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     key = np.zeros(n, np.uint64) if y is None else y.astype(np.uint64) * odd[words]
-    rows = max(1, _HASH_CHUNK // max(D, 1))
-    for i in range(0, n, rows):
-        block = np.zeros((min(rows, n - i), words * 8 // X.itemsize), dtype=X.dtype)
+
+    def add(i: slice) -> None:
+        block = np.zeros((i.stop - i.start, words * 8 // X.itemsize), dtype=X.dtype)
         # Adding zero turns -0.0 into 0.0, which compares equal to it.
-        np.add(X[i : i + rows], 0.0, out=block[:, :D])
+        np.add(X[i], 0.0, out=block[:, :D])
         bits = block.view(np.uint64)
         bits ^= bits >> np.uint64(29)
         bits *= odd[:words]
         bits ^= bits >> np.uint64(32)
-        key[i : i + rows] += bits.sum(axis=1, dtype=np.uint64)
+        key[i] += bits.sum(axis=1, dtype=np.uint64)
+
+    for _ in in_order(add, blocks(n, D)):
+        pass
     key ^= key >> np.uint64(31)
     return key * np.uint64(0xBF58476D1CE4E5B9)

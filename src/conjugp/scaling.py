@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import reduce
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -10,17 +10,20 @@ import torch
 from torch import Tensor
 
 from conjugp.group import ALONE, Group
-from conjugp.rows import Rows
-
-_ROWS = 2**14  # rows worked on at a time
-_CACHED = 1 << 16  # numbers worked on at a time within them
+from conjugp.rows import Rows, taken
+from conjugp.threads import blocks, in_order
 
 
-class Chunked(Protocol):
-    """Rows that can be gone through."""
+class Readable(Protocol):
+    """Rows that can be read anywhere, from any thread."""
 
-    def chunks(self, size: int) -> Iterator[Rows]:
-        """All rows, in order, so many at a time."""
+    @property
+    def n(self) -> int: ...
+    @property
+    def n_features(self) -> int: ...
+
+    def read(self, start: int, stop: int) -> Rows:
+        """A stretch of rows."""
         ...
 
 
@@ -30,22 +33,43 @@ class Scaling(NamedTuple):
     shift: np.ndarray  # (D,) float64
     scale: np.ndarray  # (D,) float64, positive
 
-    def apply(self, X: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """X (n, D) in working units; the difference is taken in float64 where X is."""
+    def apply(
+        self,
+        X: np.ndarray,
+        dtype: torch.dtype,
+        device: torch.device,
+        place: np.ndarray | None = None,
+    ) -> Tensor:
+        """X (N, D), or its rows at `place` (n,), in working units, copied.
+
+        The difference is taken in float64 where X is.
+        """
         shift, scale = (a.astype(X.dtype, copy=False) for a in self)
-        out = np.empty(X.shape, np.result_type(X, shift))
+        n = len(X) if place is None else len(place)
+        found = torch.empty(n, X.shape[1], dtype=dtype)
+        out = found.numpy()
         # Kernels square their inputs, so those squares have to be finite too.
         limit = 0.1 * torch.finfo(dtype).max ** 0.5
-        for i in _blocks(X):
+
+        def work(i: slice) -> None:
+            part = out[i] if out.dtype == X.dtype else np.empty(out[i].shape, X.dtype)
             with np.errstate(over="ignore", invalid="ignore"):
-                part = np.subtract(X[i], shift, out=out[i])
+                if place is None:
+                    np.subtract(X[i], shift, out=part)
+                else:
+                    taken(X, place[i], part)
+                    part -= shift
                 part /= scale
-            if not (float(part.min(initial=0)) >= -limit and float(part.max(initial=0)) <= limit):
+            if not (float(part.min()) >= -limit and float(part.max()) <= limit):
                 raise ValueError(
                     "X overflows when it is centred and scaled: some values are too far from "
                     f"those of the fit for {str(dtype).removeprefix('torch.')}"
                 )
-        return torch.as_tensor(out).to(device=device, dtype=dtype)
+            out[i] = part
+
+        for _ in in_order(work, blocks(n, X.shape[1])):
+            pass
+        return found.to(device)
 
     def uncentred(self) -> Scaling:
         """The same units with the user's origin."""
@@ -56,29 +80,52 @@ class Scaling(NamedTuple):
         return X.detach().cpu().double().numpy() * self.scale + self.shift
 
 
-def fit_scaling(rows: Chunked, center: bool, group: Group = ALONE) -> Scaling:
+class _Moments(NamedTuple):
+    """Weight, and mean and variance of every feature, of some rows."""
+
+    total: float
+    mean: np.ndarray  # (D,)
+    variance: np.ndarray  # (D,)
+
+    def joined(self, other: _Moments) -> _Moments:
+        """Those of both. A running mean: sums of large values could overflow."""
+        total = self.total + other.total
+        a, b = self.total / total, other.total / total
+        d = other.mean - self.mean
+        return _Moments(
+            total, self.mean + b * d, a * self.variance + b * other.variance + a * b * d * d
+        )
+
+
+def fit_scaling(rows: Readable, center: bool, group: Group = ALONE) -> Scaling:
     """Weighted mean and standard deviation of every feature, of all ranks; 1 for a constant one.
 
-    Without `center` the origin stays where the user put it, as a linear kernel needs.
+    Without `center` the origin stays where the user put it, as a linear kernel needs. `rows` are
+    those here.
     """
-    total, eps, mean = 0.0, 0.0, np.zeros(1)
+
+    def moments(i: slice) -> tuple[_Moments, float]:
+        X, _, weight = rows.read(i.start, i.stop)
+        total = float(weight.sum())
+        weight = weight / total
+        with np.errstate(over="ignore", invalid="ignore"):
+            # Differences from a row: a constant column's mean is that very number.
+            d = X.astype(np.float64, order="C")
+            first = d[0].copy()
+            d -= first
+            mean = np.einsum("i,ij->j", weight, d)
+            d -= mean
+            variance = np.einsum("i,ij->j", weight, np.square(d, out=d))
+            return _Moments(total, first + mean, variance), float(np.finfo(X.dtype).eps)
+
+    eps, found = 0.0, None
     with np.errstate(over="ignore", invalid="ignore"):
-        for X, _, weight in rows.chunks(_ROWS):
-            here = weight.sum()
-            total += here
-            # A running mean: sums of large values could overflow.
-            part = np.einsum("i,ij->j", weight / here, X, dtype=np.float64)
-            mean = mean + (part - mean) * (here / total)
-            eps = np.finfo(X.dtype).eps
-        parts = group.gather((total, eps, mean))
-        total, eps = sum(p[0] for p in parts), max(p[1] for p in parts)
-        mean = np.sum(np.broadcast_arrays(*(p[0] / total * p[2] for p in parts)), axis=0)
-        sd = np.zeros_like(mean)
-        for X, _, weight in rows.chunks(_ROWS):
-            for i in _blocks(X):
-                d = X[i] - mean
-                sd += weight[i] / total @ np.square(d, out=d)
-        sd = np.sqrt(np.sum(group.gather(sd), axis=0))
+        for part, here in in_order(moments, blocks(rows.n, rows.n_features)):
+            found, eps = part if found is None else found.joined(part), here
+        parts = group.gather((found, eps))
+        eps = max(p[1] for p in parts)
+        _, mean, variance = reduce(_Moments.joined, (p[0] for p in parts if p[0] is not None))
+        sd = np.sqrt(variance)
     if not (np.isfinite(mean).all() and np.isfinite(sd).all()):
         raise ValueError(
             "X overflows when it is centred and scaled: rescale the features whose values are "
@@ -87,9 +134,3 @@ def fit_scaling(rows: Chunked, center: bool, group: Group = ALONE) -> Scaling:
     # Rounding of the mean leaves a spread of this size in a constant column.
     constant = sd <= 8 * eps * np.abs(mean) + np.finfo(np.float64).tiny
     return Scaling(mean if center else np.zeros_like(mean), np.where(constant, 1.0, sd))
-
-
-def _blocks(X: np.ndarray) -> Iterator[slice]:
-    """Rows in parts that stay in the processor's cache from one operation to the next."""
-    step = max(1, _CACHED // max(1, X.shape[1]))
-    return (slice(i, i + step) for i in range(0, len(X), step))

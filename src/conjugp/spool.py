@@ -11,7 +11,6 @@ import hashlib
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import IO, Any
@@ -207,11 +206,6 @@ class Store:
             for name, dtype in (("y", _LABEL), ("weight", _WEIGHT))
         )
         return Rows(X, y.astype(np.int64), weight)
-
-    def chunks(self, size: int) -> Iterator[Rows]:
-        """All rows, in order, so many at a time."""
-        for i in range(0, self.n, size):
-            yield self.read(i, min(i + size, self.n))
 
 
 @dataclass(frozen=True, eq=False)

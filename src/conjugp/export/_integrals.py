@@ -91,7 +91,7 @@ def lambda_integral(scope: Scope, m: Value, v: Value, C: int, softmax: bool) -> 
     start = -10.0 - math.log(C) - (rule._SOFT if softmax else 0.0)
 
     flat_m, flat_v = (scope.op("Reshape", x, np.array([-1])) for x in (m, v))
-    narrow = flat_v < rule._NARROW
+    narrow = flat_v < rule.EXACT.narrow
     index = [
         scope.op("Reshape", scope.op("NonZero", mask), np.array([-1]))
         for mask in (scope.op("Not", narrow), narrow)
@@ -106,16 +106,16 @@ def lambda_integral(scope: Scope, m: Value, v: Value, C: int, softmax: bool) -> 
     position = scope.op(
         "ScatterElements", order, order, scope.range(np.array(0), scope.squeeze(count)), axis=0
     )
-    tile = rule._TILE
+    tile = rule.EXACT.tile
     shape = np.array([-1, C, 2 * tile])
     first_weight = np.ones(tile)
-    first_weight[0] = -1.0 / math.expm1(-rule._H)  # the stretch below is a geometric series
+    first_weight[0] = -1.0 / math.expm1(-rule.EXACT.step)  # the stretch below is a geometric series
 
     def body(inner: Scope, i: Value, values: list[Value]) -> tuple[Value, list[Value], list[Value]]:
         (p,) = values
         # The tile of λ = e^t that begins at t₀.
-        t0 = inner.cast(i, "double") * (tile * rule._H) + start
-        t = t0 + np.arange(tile) * rule._H
+        t0 = inner.cast(i, "double") * (tile * rule.EXACT.step) + start
+        t = t0 + np.arange(tile) * rule.EXACT.step
         found = [part.fill(inner, t0, t) for part in parts]
         both = inner.op("Gather", inner.op("Concat", *found, axis=0), position, axis=0)
         F, G = inner.ops("Split", 2, inner.op("Reshape", both, shape), axis=2)
@@ -139,17 +139,21 @@ class _Wide:
     def __init__(self, scope: Scope, m: Value, v: Value) -> None:
         self.m, self.v = m, v
         self.inverse_sd = 1.0 / scope.op("Sqrt", v)
-        self.log_height = scope.op("Log", self.inverse_sd * (rule._H / math.sqrt(2.0 * math.pi)))
+        self.log_height = scope.op(
+            "Log", self.inverse_sd * (rule.EXACT.step / math.sqrt(2.0 * math.pi))
+        )
         self.inverse_width = 1.0 / scope.op("Sqrt", v + rule._EDGE**2)
 
     def fill(self, scope: Scope, t0: Value, t: Value) -> Value:
-        low = -t0 - ((rule._TILE - 1) * rule._H + rule._TAIL)
+        low = -t0 - ((rule.EXACT.tile - 1) * rule.EXACT.step + rule._TAIL)
         drop = rule._DROP - t0
         ends = drop > 0.0
         high = scope.op("Where", ends, rule._TAIL, drop)
         last = scope.op("Where", ends, rule._TAIL + rule._REACH, drop)
-        begin = scope.op("Floor", (low - rule._REACH) / rule._H)
-        x = scope.range(begin, scope.op("Ceil", last / rule._H) + 1.0) * rule._H  # (J,)
+        begin = scope.op("Floor", (low - rule._REACH) / rule.EXACT.step)
+        x = (
+            scope.range(begin, scope.op("Ceil", last / rule.EXACT.step) + 1.0) * rule.EXACT.step
+        )  # (J,)
         lam = scope.op("Exp", scope.op("Min", t, 50.0))  # where it matters it is small
         log_s = scope.column(log_sigmoid(scope, x))
         scaled = scope.op("Exp", scope.op("Min", log_s + t, 50.0))  # (J, T)
@@ -173,7 +177,7 @@ class _Narrow:
     """The same for v < ¼, on standardised nodes."""
 
     def __init__(self, scope: Scope, m: Value, v: Value) -> None:
-        z, self.w = rule.narrow_nodes()
+        z, self.w = rule.EXACT.narrow_nodes()
         self.log_s = log_sigmoid(scope, m + scope.op("Sqrt", v) * z)  # (pairs, J)
 
     def fill(self, scope: Scope, t0: Value, t: Value) -> Value:
@@ -183,7 +187,7 @@ class _Narrow:
         scaled = scope.op("Reshape", scaled, np.array([-1, len(self.w)]))
         survive = scope.op("Exp", -scaled)  # (pairs·T, J)
         fg = [x @ self.w[:, None] for x in (survive, survive * scaled)]
-        each = [scope.op("Reshape", x, np.array([-1, rule._TILE])) for x in fg]
+        each = [scope.op("Reshape", x, np.array([-1, rule.EXACT.tile])) for x in fg]
         return scope.op("Concat", *each, axis=1)
 
 

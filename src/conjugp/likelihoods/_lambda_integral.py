@@ -19,29 +19,46 @@ from torch import Tensor
 
 __all__ = ["lambda_entropy", "lambda_integral", "shifted", "softmax_entropy", "softmax_integral"]
 
-_H = 0.5  # step in t and in f: both rules err by about exp(−π²/h) = 3e-9
-_TILE = 32  # values of t at a time
 _TAIL = 20.0  # e^{−λσ(f)} is flat below −t − TAIL and above TAIL,
 _DROP = 5.0  # and, where t ≥ DROP, above −t + DROP, where it is e^−70 or less
 _EDGE = 0.75  # width of the normal distribution functions between there and the nodes,
 _REACH = 6.0 * _EDGE  # and how far they go
-_NARROW = 0.25  # below this variance the step in f is too coarse
 _DONE = 1e-11  # mass left when to stop
 _SOFT = -20.0  # latents all below this: σ(f) = e^f to 2e-9, and probabilities ignore a shift
 _LARGEST = 1e8  # variances beyond it are taken for it: the work grows with √v
 _ELEMENTS = 2048  # (row, class) pairs at a time
 
 
+class Rule(NamedTuple):
+    """How fine the integrals are."""
+
+    step: float  # in t and in f
+    tile: int  # values of t at a time
+    narrow: float  # below this variance the step in f is too coarse
+    z_step: float  # of standardised nodes,
+    z_count: int  # and how many are on either side of 0
+
+    def narrow_nodes(self) -> tuple[Tensor, Tensor]:
+        """Standardised nodes and their weights."""
+        z = torch.arange(-self.z_count, self.z_count + 1, dtype=torch.float64) * self.z_step
+        w = torch.exp(-0.5 * z * z)
+        return z, w / w.sum()
+
+
+EXACT = Rule(0.5, 32, 0.25, 0.75, 8)  # the rules in t and f err by about exp(−π²/h) = 3e-9
+ROUGH = Rule(0.8, 24, 0.5, 1.0, 5)  # every probability to four digits, in a third of the time
+
+
 @torch.no_grad()
-def lambda_integral(m: Tensor, v: Tensor) -> Tensor:
+def lambda_integral(m: Tensor, v: Tensor, rule: Rule = EXACT) -> Tensor:
     """E[σ_k / Σσ] for f ~ N(m, v): (B, C) -> (B, C), float64, rows sum to 1 (P1)."""
-    return _in_chunks(_probabilities, m, v, softmax=False)
+    return _in_chunks(_probabilities, m, v, softmax=False, rule=rule)
 
 
 @torch.no_grad()
-def softmax_integral(m: Tensor, v: Tensor) -> Tensor:
+def softmax_integral(m: Tensor, v: Tensor, rule: Rule = EXACT) -> Tensor:
     """E[e^f_k / Σe^f] for f ~ N(m, v): latents so low that σ(f) = e^f, as (M2) has it (L4)."""
-    return _in_chunks(_probabilities, m, v, softmax=True)
+    return _in_chunks(_probabilities, m, v, softmax=True, rule=rule)
 
 
 @torch.no_grad()
@@ -67,7 +84,11 @@ def shifted(m: Tensor, v: Tensor, softmax: bool) -> Tensor:
 
 
 def _in_chunks(
-    of: Callable[[Tensor, Tensor, float], Tensor], m: Tensor, v: Tensor, softmax: bool
+    of: Callable[[Tensor, Tensor, float, Rule], Tensor],
+    m: Tensor,
+    v: Tensor,
+    softmax: bool,
+    rule: Rule = EXACT,
 ) -> Tensor:
     """`of` means, variances and the lowest log Σσ that matters, for some rows at a time."""
     v = v.detach().double().clamp_max(_LARGEST)
@@ -75,24 +96,25 @@ def _in_chunks(
     # Rows alike go together: where the product of F vanishes, roughly.
     order = torch.argsort((m - 5.0 * v.sqrt()).clamp_max(0.0).amax(-1))
     rows = max(1, _ELEMENTS // m.shape[-1])
-    found = torch.cat([of(m[i], v[i], _SOFT if softmax else 0.0) for i in order.split(rows)])
+    found = torch.cat([of(m[i], v[i], _SOFT if softmax else 0.0, rule) for i in order.split(rows)])
     return torch.empty_like(found).index_copy_(0, order, found)
 
 
-def _probabilities(m: Tensor, v: Tensor, level: float) -> Tensor:
+def _probabilities(m: Tensor, v: Tensor, level: float, rule: Rule) -> Tensor:
     p = torch.zeros_like(m)
-    for tile in _tiles(m, v, level):
+    for tile in _tiles(m, v, level, rule):
         p += tile.share.sum(-1)
     p.clamp_min_(torch.finfo(p.dtype).tiny)
     return p / p.sum(-1, keepdim=True)
 
 
-def _entropy(m: Tensor, v: Tensor, level: float) -> Tensor:
+def _entropy(m: Tensor, v: Tensor, level: float, rule: Rule) -> Tensor:
     """E[log Σσ] − Σ_k E[p_k log σ_k] (U3)."""
-    t = _start(m, level) + torch.arange(64, dtype=m.dtype, device=m.device) * _H
+    h = rule.step
+    t = _start(m, level) + torch.arange(64, dtype=m.dtype, device=m.device) * h
     log_total = torch.exp(-torch.exp(t + level)).sum().expand(len(m)).clone()
     log_own, mass, left = (torch.full_like(log_total, x) for x in (0.0, 0.0, 1.0))
-    for i, tile in enumerate(_tiles(m, v, level, logs=True)):
+    for i, tile in enumerate(_tiles(m, v, level, rule, logs=True)):
         assert tile.log_share is not None
         log_total -= left * tile.product.sum(-1)
         log_own += left * tile.log_share.sum((-2, -1))
@@ -101,12 +123,12 @@ def _entropy(m: Tensor, v: Tensor, level: float) -> Tensor:
         left = left * (tile.product[:, -1] > _DONE)
         if i == 0:
             # Below the first t the integrand is λ(Σ E[σ] − e^level).
-            series = math.exp(-_H) / -math.expm1(-_H)
-            sigma = tile.share[..., 0].sum(-1) * -math.expm1(-_H)
+            series = math.exp(-h) / -math.expm1(-h)
+            sigma = tile.share[..., 0].sum(-1) * -math.expm1(-h)
             log_total += series * (sigma - torch.exp(t[0] + level))
     # The mass is 1 but for the error of the rule, which log_own shares.
     # A difference of numbers of the size of the means: rounding may leave less than nothing.
-    return (level + _H * log_total - log_own / mass).clamp_min_(0.0)
+    return (level + h * log_total - log_own / mass).clamp_min_(0.0)
 
 
 class _Tile(NamedTuple):
@@ -122,46 +144,47 @@ def _start(m: Tensor, level: float) -> float:
     return -10.0 - math.log(m.shape[-1]) - level
 
 
-def _tiles(m: Tensor, v: Tensor, level: float, logs: bool = False) -> Iterator[_Tile]:
+def _tiles(m: Tensor, v: Tensor, level: float, rule: Rule, logs: bool = False) -> Iterator[_Tile]:
     """Stretches of t until nothing is left to come; `logs` asks for the third integrand."""
-    wide = v.reshape(-1) >= _NARROW
-    parts = [_Wide(m, v, wide), _Narrow(m, v, ~wide)]
-    steps = torch.arange(_TILE, dtype=m.dtype, device=m.device) * _H
-    F = m.new_empty(m.numel(), _TILE)
+    wide = v.reshape(-1) >= rule.narrow
+    parts = [_Wide(m, v, wide, rule), _Narrow(m, v, ~wide, rule)]
+    steps = torch.arange(rule.tile, dtype=m.dtype, device=m.device) * rule.step
+    F = m.new_empty(m.numel(), rule.tile)
     inner = [torch.empty_like(F) for _ in range(2 if logs else 1)]
     start, first = _start(m, level), True
     while True:
         for part in parts:
             part.fill(start + steps, F, *inner)
-        log_f = torch.log(F.clamp_min_(1e-290)).view(*m.shape, _TILE)
+        log_f = torch.log(F.clamp_min_(1e-290)).view(*m.shape, rule.tile)
         product = torch.exp(log_f.sum(-2))
-        shares = [torch.div(G, F).view(*m.shape, _TILE).mul_(product[:, None]) for G in inner]
+        shares = [torch.div(G, F).view(*m.shape, rule.tile).mul_(product[:, None]) for G in inner]
         if first:
             # The stretch below the first t is a geometric series: λG is λE[σ] there.
             for share in shares:
-                share[..., 0] /= -math.expm1(-_H)
+                share[..., 0] /= -math.expm1(-rule.step)
             first = False
         yield _Tile(product, shares[0], shares[1] if logs else None)
         # Written so that NaN, which is the caller's, ends the loop.
         if not bool((product[..., -1] > _DONE).any()):
             return
-        start += _TILE * _H
+        start += rule.tile * rule.step
 
 
 class _Wide:
-    """F = E[e^{−λσ}], λG = E[λσ e^{−λσ}] and λE[σ log σ e^{−λσ}] for v ≥ ¼ (P2, U3).
+    """F = E[e^{−λσ}], λG = E[λσ e^{−λσ}] and λE[σ log σ e^{−λσ}] for wide Gaussians (P2, U3).
 
     Smooth steps share the line out: below the first node e^{−λσ} is 1 and λσ is λe^f, above the
     last one σ is 1, and the expectations of these are known. All terms are positive, so numbers
     as small as e^{−λ} or λE[σ] keep their digits.
     """
 
-    def __init__(self, m: Tensor, v: Tensor, mask: Tensor) -> None:
+    def __init__(self, m: Tensor, v: Tensor, mask: Tensor, rule: Rule) -> None:
+        self.step = rule.step
         self.index = None if bool(mask.all()) else mask.nonzero().squeeze(1)
         m, v = m.reshape(-1), v.reshape(-1)
         self.m, self.v = (m, v) if self.index is None else (m[self.index], v[self.index])
         self.inverse_sd = torch.rsqrt(self.v)
-        self.log_height = torch.log(self.inverse_sd * (_H / math.sqrt(2.0 * math.pi)))
+        self.log_height = torch.log(self.inverse_sd * (self.step / math.sqrt(2.0 * math.pi)))
         self.inverse_width = torch.rsqrt(self.v + _EDGE**2)
 
     def fill(self, t: Tensor, F: Tensor, G: Tensor, L: Tensor | None = None) -> None:
@@ -171,7 +194,8 @@ class _Wide:
         ends = high > 0.0  # otherwise e^{−λσ} is 0 there
         high = _TAIL if ends else high
         first, last = low - _REACH, high + _REACH * ends
-        x = torch.arange(math.floor(first / _H), math.ceil(last / _H) + 1, device=t.device) * _H
+        h = self.step
+        x = torch.arange(math.floor(first / h), math.ceil(last / h) + 1, device=t.device) * h
         x = x.to(t.dtype)
         log_s = torch.nn.functional.logsigmoid(x)
         scaled = torch.exp((t + log_s[:, None]).clamp_max(50.0))
@@ -205,20 +229,13 @@ class _Wide:
             L[rows] = (density @ (bump * log_s[:, None])).addcmul_(lower[:, None], growth)
 
 
-def narrow_nodes() -> tuple[Tensor, Tensor]:
-    """Standardised nodes and their weights."""
-    z = torch.arange(-8, 9, dtype=torch.float64) * 0.75
-    w = torch.exp(-0.5 * z * z)
-    return z, w / w.sum()
-
-
 class _Narrow:
-    """The same for v < ¼, on standardised nodes."""
+    """The same for narrow ones, on standardised nodes."""
 
-    def __init__(self, m: Tensor, v: Tensor, mask: Tensor) -> None:
+    def __init__(self, m: Tensor, v: Tensor, mask: Tensor, rule: Rule) -> None:
         self.index = mask.nonzero().squeeze(1)
         m, v = m.reshape(-1)[self.index], v.reshape(-1)[self.index]
-        z, self.w = (x.to(m) for x in narrow_nodes())
+        z, self.w = (x.to(m) for x in rule.narrow_nodes())
         self.log_s = torch.nn.functional.logsigmoid(m[:, None] + v.sqrt()[:, None] * z)
 
     def fill(self, t: Tensor, F: Tensor, G: Tensor, L: Tensor | None = None) -> None:

@@ -17,7 +17,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from conjugp.likelihoods._lambda_integral import lambda_integral, shifted, softmax_integral
+from conjugp.likelihoods._lambda_integral import (
+    EXACT,
+    ROUGH,
+    lambda_integral,
+    shifted,
+    softmax_integral,
+)
 from conjugp.numerics import logistic_moments
 
 __all__ = ["many_class_integral", "predictive"]
@@ -52,13 +58,17 @@ class Probabilities(NamedTuple):
     error: Tensor  # (B,)
 
 
-def predictive(m: Tensor, v: Tensor, softmax: bool = False) -> Tensor:
-    """E[p(· | f)] for f ~ N(m, v), float64, rows sum to 1: the exact integral or the tables."""
+def predictive(m: Tensor, v: Tensor, softmax: bool = False, rough: bool = False) -> Tensor:
+    """E[p(· | f)] for f ~ N(m, v), float64, rows sum to 1: the exact integral or the tables.
+
+    A rough one has four digits, and makes no tables for single rows.
+    """
     exact = softmax_integral if softmax else lambda_integral
-    if m.shape[-1] < MANY_SHARED:
-        return exact(m, v)
+    C = m.shape[-1]
+    if C < MANY_SHARED or (rough and C < MANY and v.stride(-1) != 0):
+        return exact(m, v, ROUGH if rough else EXACT)
     # Row by row, so that a row's answer does not depend on the others.
-    tables = _shared(_columns(v)) | (m.shape[-1] >= MANY)
+    tables = _shared(_columns(v)) | (C >= MANY)
     if bool(tables.all()):
         return many_class_integral(m, v, softmax).p
     p = torch.empty_like(m, dtype=torch.float64)
