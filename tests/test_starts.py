@@ -14,6 +14,7 @@ from conjugp.likelihoods import LogisticSoftmax
 from conjugp.starts import (
     LENGTH,
     POINTS,
+    ROWS,
     SWEEPS,
     best_lengthscales,
     evidence,
@@ -60,14 +61,14 @@ def test_features_that_vary_much_count_for_more_where_they_say_more():
     X = table(0.05)
     data, scale = rows(X, np.digitize(X[:, 0] + X[:, 1], [-1, 0, 1]))
     found = best_lengthscales(RBF(), data, scale, 3.0)
-    torch.testing.assert_close(found, lengthscales(data.X, scale, 1.0), rtol=0, atol=0)
+    torch.testing.assert_close(found, lengthscales(data.X[:ROWS], scale, 1.0), rtol=0, atol=0)
 
 
 def test_all_features_count_alike_where_those_that_vary_little_say_more():
     X = table(1e-6)
     data, scale = rows(X, np.digitize(X[:, 2] / 1e-6 + X[:, 3] / 1e-6, [-1, 0, 1]))
     found = best_lengthscales(Matern52(), data, scale, 3.0)
-    torch.testing.assert_close(found, lengthscales(data.X, scale, 0.0), rtol=0, atol=0)
+    torch.testing.assert_close(found, lengthscales(data.X[:ROWS], scale, 0.0), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("kernel", "small"), [(RBF(2.0), 0.05), (RBF(), 0.95)])
@@ -76,7 +77,7 @@ def test_nothing_is_tried_where_the_units_do_not_matter(kernel, small, monkeypat
     data, scale = rows(X, X[:, 0] > 0)
     monkeypatch.delattr("conjugp.starts.evidence")
     found = best_lengthscales(kernel, data, scale, 3.0)
-    torch.testing.assert_close(found, lengthscales(data.X, scale, 0.0), rtol=0, atol=0)
+    torch.testing.assert_close(found, lengthscales(data.X[:ROWS], scale, 0.0), rtol=0, atol=0)
 
 
 def test_the_evidence_is_the_elbo_of_a_fit_of_q_alone():

@@ -41,16 +41,15 @@ def lengthscales(X: Tensor, scale: Tensor, share: float) -> Tensor:
 
 def best_lengthscales(kernel: Kernel, data: Data, scale: Tensor, variance: float) -> Tensor:
     """The lengthscales (D,) with which a kernel says most of a few rows; float64."""
-    tried: list[tuple[Tensor, Kernel]] = []
+    few, tried = data.rows(0, ROWS), list[tuple[Tensor, Kernel]]()
     for share in SHARES:
-        lengths = lengthscales(data.X, scale, share)
+        lengths = lengthscales(few.X, scale, share)
         filled = kernel.filled(LENGTH * lengths, variance)
         # What a kernel leaves open may hardly depend on the units.
         if not any(torch.allclose(filled.theta, k.theta, atol=0.1) for _, k in tried):
             tried.append((lengths, filled))
     if len(tried) == 1:
         return tried[0][0]
-    few = data.rows(0, ROWS)
     return max(tried, key=lambda candidate: evidence(candidate[1], few))[0]
 
 
