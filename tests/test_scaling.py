@@ -117,8 +117,10 @@ def test_many_blocks_and_threads(monkeypatch, dtype, offset):
     wide = A.astype(np.float64)
     mean = np.average(wide, axis=0, weights=weight)
     sd = np.sqrt(np.average((wide - mean) ** 2, axis=0, weights=weight))
-    np.testing.assert_allclose(shift, mean, rtol=1e-13, atol=1e-13)
-    np.testing.assert_allclose(scale[[0, 2]], sd[[0, 2]], rtol=1e-9)
+    # Sums of differences, in the precision of X: their errors are small beside the spread.
+    near = 4 * np.finfo(dtype).eps
+    assert (np.abs(shift - mean) <= near * sd + 1e-12).all()
+    np.testing.assert_allclose(scale[[0, 2]], sd[[0, 2]], rtol=near)
     assert scale[1] == 1.0 and shift[1] == A[0, 1]
     gathered = rows.gathered()
     np.testing.assert_array_equal(gathered.X, A[rows.place])

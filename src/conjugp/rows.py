@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conjugp.threads import blocks, in_order
+from conjugp.threads import blocks
 
 
 class Rows(NamedTuple):
@@ -148,7 +148,7 @@ def row_hash(X: np.ndarray, y: np.ndarray | None = None) -> np.ndarray:
     odd = rng.integers(0, 2**63, size=words + 1, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     key = np.zeros(n, np.uint64) if y is None else y.astype(np.uint64) * odd[words]
 
-    def add(i: slice) -> None:
+    for i in blocks(n, D):
         block = np.zeros((i.stop - i.start, words * 8 // X.itemsize), dtype=X.dtype)
         # Adding zero turns -0.0 into 0.0, which compares equal to it.
         np.add(X[i], 0.0, out=block[:, :D])
@@ -157,8 +157,5 @@ def row_hash(X: np.ndarray, y: np.ndarray | None = None) -> np.ndarray:
         bits *= odd[:words]
         bits ^= bits >> np.uint64(32)
         key[i] += bits.sum(axis=1, dtype=np.uint64)
-
-    for _ in in_order(add, blocks(n, D)):
-        pass
     key ^= key >> np.uint64(31)
     return key * np.uint64(0xBF58476D1CE4E5B9)

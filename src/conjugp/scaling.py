@@ -107,21 +107,21 @@ def fit_scaling(rows: Readable, center: bool, group: Group = ALONE) -> Scaling:
     def moments(i: slice) -> tuple[_Moments, float]:
         X, _, weight = rows.read(i.start, i.stop)
         total = float(weight.sum())
-        weight = weight / total
-        with np.errstate(over="ignore", invalid="ignore"):
-            # Differences from a row: a constant column's mean is that very number.
-            d = X.astype(np.float64, order="C")
-            first = d[0].copy()
-            d -= first
-            mean = np.einsum("i,ij->j", weight, d)
-            d -= mean
-            variance = np.einsum("i,ij->j", weight, np.square(d, out=d))
-            return _Moments(total, first + mean, variance), float(np.finfo(X.dtype).eps)
+        share = (weight / total).astype(X.dtype)
+        # Differences from a row: a constant column's mean is that very number.
+        d = np.subtract(X, X[0], order="C")
+        # Not by BLAS: its sums depend on the number of threads.
+        mean = np.einsum("i,ij->j", share, d)
+        d -= mean
+        variance = np.einsum("i,ij->j", share, np.square(d, out=d))
+        found = _Moments(total, X[0] + mean.astype(np.float64), variance.astype(np.float64))
+        return found, float(np.finfo(X.dtype).eps)
 
     eps, found = 0.0, None
     with np.errstate(over="ignore", invalid="ignore"):
-        for part, here in in_order(moments, blocks(rows.n, rows.n_features)):
-            found, eps = part if found is None else found.joined(part), here
+        for i in blocks(rows.n, rows.n_features):
+            part, eps = moments(i)
+            found = part if found is None else found.joined(part)
         parts = group.gather((found, eps))
         eps = max(p[1] for p in parts)
         _, mean, variance = reduce(_Moments.joined, (p[0] for p in parts if p[0] is not None))
