@@ -34,28 +34,28 @@ BATCH = 1024
 class Variant:
     """What is done otherwise."""
 
-    settings: dict[str, float] = field(default_factory=dict)  # of the minibatch steps
+    settings: dict[str, Any] = field(default_factory=dict)  # of the minibatch steps
     share: float | None = None  # of the user's units in those of the kernel; None: chosen
     length: float = fitting.FIRST_LENGTH  # of the kernel at the start, in median distances
-    plain: bool = False  # k-means in working units
+    points: str = ""  # k-means of all rows, in the kernel's lengthscales or in "working" units
     batch: int = BATCH
 
 
 VARIANTS = {
     "default": Variant(),
     "momentum 0.9": Variant({"momentum": 0.9}),
-    "kernel's rate like the means'": Variant({"kernel_rate": 1.0}),
-    "inducing points' rate like the means'": Variant({"inducing_rate": 1.0}),
-    "all three": Variant({"momentum": 0.9, "kernel_rate": 1.0, "inducing_rate": 1.0}),
+    "inducing points' rate like the rest's": Variant({"inducing_rate": 1.0}),
+    "inducing points at rest": Variant({"learn_inducing": False}),
     "half the rates": Variant({"learning_rate": 0.05}),
     "twice the rates": Variant({"learning_rate": 0.2}),
     "features alike": Variant(share=0.0),
     "features half as in the user's units": Variant(share=0.5),
     "features as in the user's units": Variant(share=1.0),
-    "start 0.25 long": Variant(length=0.25),
+    "start 0.35 long": Variant(length=0.35),
     "start 0.5 long": Variant(length=0.5),
     "start 1 long": Variant(length=1.0),
-    "k-means in working units": Variant(plain=True),
+    "k-means of all classes together": Variant(points="kernel"),
+    "the same in working units": Variant(points="working"),
     "as many rows in batches of 512": Variant(batch=512),
     "as many rows in batches of 2,048": Variant(batch=2048),
 }
@@ -66,7 +66,7 @@ def fitter(variant: Variant) -> type[Fitter]:
 
     class Varied(Fitter):
         def _settings(self, **changes: object) -> Settings:
-            given = variant.settings if "kernel_rate" in changes else {}
+            given = variant.settings if "inducing_rate" in changes else {}
             return super()._settings(**{**changes, **given})
 
         def _first_kernel(self, full: bool) -> Kernel:
@@ -76,11 +76,12 @@ def fitter(variant: Variant) -> type[Fitter]:
             lengths = starts.lengthscales(X, scale, variant.share)
             return RBF().filled(variant.length * lengths, fitting.FIRST_VARIANCE)
 
-        def _start(self, data: Any, kernel: Kernel, n_inducing: int, mean: torch.Tensor) -> State:
-            if not variant.plain:
-                return super()._start(data, kernel, n_inducing, mean)
-            working = super()._start(data, RBF(1.0, 1.0), n_inducing, mean)
-            return initial_state([kernel], working.Z, mean.clone())
+        def _start(self, data: Any, kernel: Kernel, *rest: Any, by_class: bool = False) -> State:
+            if not variant.points:
+                return super()._start(data, kernel, *rest, by_class=by_class)
+            metric = kernel if variant.points == "kernel" else RBF(1.0, 1.0)
+            Z = super()._start(data, metric, *rest).Z
+            return initial_state([kernel], Z, rest[1].clone())
 
     return Varied
 

@@ -38,7 +38,7 @@ def make(data: Data, kernel: Kernel, *, Z: Any = None, **settings: Any) -> Train
     Z = data.X[:12] + 0.2 if Z is None else Z
     state = initial_state([kernel], Z, MEAN.to(data.X, copy=True))
     usual = {"bound": "tight", "learn_inducing": True, "kernel_prior": 1.0, "batch_size": 40}
-    usual |= {"momentum": 0.8, "kernel_rate": 2.0, "inducing_rate": 0.5}
+    usual |= {"momentum": 0.8, "inducing_rate": 0.5}
     return Trainer(state, data, Settings(LIKELIHOOD, **{**usual, **settings}), generator())
 
 
@@ -186,7 +186,6 @@ def test_rates_so_wild_that_rounds_fail(monkeypatch):
             learning_rate=3.0,
             jitter=0.0,
             momentum=0.9,
-            kernel_rate=1.0,
             inducing_rate=1.0,
         )
         t._on_device = on_device

@@ -36,7 +36,7 @@ from conjugp.starts import best_lengthscales, lengthscales, median_distance
 from conjugp.training import Progress, Result, Settings, State, Trainer, initial_state
 
 # Of the kernel with which minibatches start: its variance, and its length in median distances.
-FIRST_VARIANCE, FIRST_LENGTH = 3.0, 0.35
+FIRST_VARIANCE, FIRST_LENGTH = 3.0, 0.25
 KERNEL_INDUCING = 128  # inducing points, steps, classes of the fit that learns the kernel
 KERNEL_STEPS = 200
 KERNEL_CLASSES = 10
@@ -141,13 +141,24 @@ class Fitter:
         )
         return replace(settings, **changes)  # type: ignore[arg-type]
 
-    def _start(self, data: Dataset, kernel: Kernel, n_inducing: int, mean: Tensor) -> State:
+    def _start(
+        self,
+        data: Dataset,
+        kernel: Kernel,
+        n_inducing: int,
+        mean: Tensor,
+        by_class: bool = False,
+    ) -> State:
         p, some = self.plan, data.sample()
         if isinstance(p.inducing, Tensor):
             few = torch.randperm(len(p.inducing), generator=self.generator)[:n_inducing]
             Z = p.inducing if n_inducing >= len(p.inducing) else p.inducing[few.to(some.X.device)]
         else:
-            Z = inducing.choose(p.inducing, some.X, some.weight, n_inducing, kernel, self.generator)
+            if by_class and p.inducing == "kmeans":
+                Z = class_centres(kernel, some, n_inducing, self.generator)
+            else:
+                how = (p.inducing, some.X, some.weight, n_inducing, kernel, self.generator)
+                Z = inducing.choose(*how)
             Z = data.group.same_tensor(Z)
         kernels = [kernel] * (1 if p.shared_kernel else data.n_classes)
         return initial_state(kernels, Z, mean.clone())
@@ -210,11 +221,12 @@ class Fitter:
                 held = None
         state = None if warm is None else self._resumed(warm, train)
         if state is None:
-            state = self._start(train, self._first_kernel(full), p.n_inducing, self.mean)
+            kernel = self._first_kernel(full)
+            state = self._start(train, kernel, p.n_inducing, self.mean, by_class=not full)
         if full:
             settings = self._settings(learning_rate=2 * p.learning_rate)
         else:
-            settings = self._settings(kernel_rate=2.0, inducing_rate=0.5, momentum=0.8)
+            settings = self._settings(inducing_rate=0.5, momentum=0.8)
         result = self._train(state, train, settings, "fit")
         for _ in range(LIKELIHOOD_ROUNDS):
             if not self._learn_likelihood(result.state, train):

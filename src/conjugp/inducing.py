@@ -13,7 +13,7 @@ STRATEGIES = ("kmeans", "greedy", "random")
 
 _SEED_LIMIT = 300  # beyond this many centres a random start does
 _ONE_BY_ONE = 16  # seeds
-_ROWS_PER_CENTRE = 16
+_LEAST_ROWS, _ROWS_PER_CENTRE = 2000, 16  # that k-means looks at
 
 
 def choose(
@@ -42,15 +42,23 @@ def choose(
 
 
 def by_class(
-    X: Tensor, y: Tensor, weight: Tensor, n: int, n_classes: int, generator: torch.Generator
+    X: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    n: int,
+    n_classes: int,
+    generator: torch.Generator,
+    metric: Tensor | None = None,
 ) -> Tensor:
     """About `n` k-means centres, each class getting a share in the square root of its size.
 
     In random order, so that the first few are a sample of all. With too many classes for a centre
-    or two each, they share the centres.
+    or two each, they share the centres. Distances are measured after division by `metric` (D,).
     """
     if 2 * n_classes > n:
-        return choose("kmeans", X, weight, n, None, generator)
+        if metric is None:
+            return choose("kmeans", X, weight, n, None, generator)
+        return choose("kmeans", X / metric, weight, n, None, generator) * metric
     members = torch.bincount(y, minlength=n_classes)
     counts = members.to(X.dtype)
     share = counts.sqrt()
@@ -68,8 +76,12 @@ def by_class(
     for c, rows in enumerate(by_label(y, n_classes).split(members.tolist())):
         if not len(rows):
             continue
-        Xc, k = X[rows], max(1, int(quota[c]))
-        centres.append(Xc if k >= len(Xc) else kmeans(Xc, weight[rows], k, generator))
+        k = max(1, int(quota[c]))
+        some = rows[: max(_LEAST_ROWS, _ROWS_PER_CENTRE * k)]  # as many as k-means looks at
+        Xc = X[some]
+        if k < len(rows):
+            Xc = kmeans(Xc, weight[some], k, generator, metric=metric)
+        centres.append(Xc)
     Z = torch.unique(torch.cat(centres), dim=0)
     return Z[torch.randperm(len(Z), generator=generator).to(Z.device)][:n]
 
@@ -97,7 +109,7 @@ def kmeans(
     Distances are measured after division by `metric` (D,).
     """
     # The rows come in random order (see `rows`), so the first ones are a sample.
-    sample = slice(0, max(2000, _ROWS_PER_CENTRE * k))
+    sample = slice(0, max(_LEAST_ROWS, _ROWS_PER_CENTRE * k))
     X, weight = X[sample], weight[sample].to(X.dtype)
     if metric is not None:
         X = X / metric
@@ -144,7 +156,7 @@ def _draw(weight: Tensor, n: int, generator: torch.Generator) -> Tensor:
 
 def greedy(X: Tensor, n: int, kernel: Kernel) -> Tensor:
     """The points of greatest variance given those before: a pivoted Cholesky factorisation."""
-    X = X[: max(2000, _ROWS_PER_CENTRE * n)]
+    X = X[: max(_LEAST_ROWS, _ROWS_PER_CENTRE * n)]
     residual = kernel.diag(X).clone()
     floor = 1e-6 * residual.max()
     rows = torch.zeros(n, len(X), dtype=X.dtype, device=X.device)

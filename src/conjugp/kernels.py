@@ -23,11 +23,12 @@ A stationary one is shorter still: subclass :class:`Stationary` and write ``of_d
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add, mul
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -94,6 +95,10 @@ class Stationary(Kernel):
     Subclasses have the fields ``lengthscale`` and ``variance``.
     """
 
+    # Squared scaled distances count as no more than this. What is left of a correlation there is
+    # lost beside 1 in any precision, but subnormal numbers would make products many times slower.
+    farthest: ClassVar[float] = math.inf
+
     @abstractmethod
     def of_distance(self, r2: Tensor) -> Tensor:
         """The correlation at squared scaled distance `r2` > 0, which may be overwritten."""
@@ -104,7 +109,7 @@ class Stationary(Kernel):
 
     def __call__(self, X: Tensor, Z: Tensor) -> Tensor:
         expanded = _expanded(X, Z, self.parameter("lengthscale", X))
-        correlation = self.of_distance(_distances(*expanded, same=X is Z))
+        correlation = self.of_distance(_distances(*expanded, self.farthest, same=X is Z))
         variance = self.parameter("variance", X)
         if correlation.requires_grad or variance.requires_grad:
             return correlation * variance
@@ -126,6 +131,8 @@ class RBF(Stationary):
         The prior variance of the latent functions, or from the data.
     """
 
+    farthest: ClassVar[float] = 80.0
+
     lengthscale: Lengths = None
     variance: Positive = None
 
@@ -135,12 +142,14 @@ class RBF(Stationary):
     def __call__(self, X: Tensor, Z: Tensor) -> Tensor:
         # The default kernel has a fused version, tested equal to Stationary's.
         expanded = _expanded(X, Z, self.parameter("lengthscale", X))
-        return _FusedRBF.apply(*expanded, self.parameter("variance", X), X is Z)  # type: ignore
+        return _FusedRBF.apply(*expanded, self.parameter("variance", X), self.farthest, X is Z)  # type: ignore
 
 
 @dataclass(frozen=True)
 class Matern12(Stationary):
     """Exponential: variance · exp(−r); rough, continuous functions. Parameters as in RBF."""
+
+    farthest: ClassVar[float] = 1600.0
 
     lengthscale: Lengths = None
     variance: Positive = None
@@ -153,6 +162,8 @@ class Matern12(Stationary):
 class Matern32(Stationary):
     """Matérn 3/2: variance · (1 + s) exp(−s), s = √3 r; differentiable once."""
 
+    farthest: ClassVar[float] = 675.0
+
     lengthscale: Lengths = None
     variance: Positive = None
 
@@ -164,6 +175,8 @@ class Matern32(Stationary):
 @dataclass(frozen=True)
 class Matern52(Stationary):
     """Matérn 5/2: variance · (1 + s + s²/3) exp(−s), s = √5 r; differentiable twice."""
+
+    farthest: ClassVar[float] = 405.0
 
     lengthscale: Lengths = None
     variance: Positive = None
@@ -328,23 +341,25 @@ def _expanded(X: Tensor, Z: Tensor, lengthscale: Tensor) -> tuple[Tensor, Tensor
     return U, W * weight, x2, z2
 
 
-def _distances(U: Tensor, W: Tensor, x2: Tensor, z2: Tensor, *, same: bool) -> Tensor:
-    """x2 + z2 − 2 U Wᵀ, at least the smallest normal number: (n, m).
+def _distances(
+    U: Tensor, W: Tensor, x2: Tensor, z2: Tensor, farthest: float, *, same: bool
+) -> Tensor:
+    """x2 + z2 − 2 U Wᵀ, from the smallest normal number to the farthest: (n, m).
 
     The floor keeps the gradient of a root finite: where points coincide it is zero.
     """
     r2 = torch.addmm(z2, U, W.T, alpha=-2.0).add_(x2.unsqueeze(1))
     if same:
         r2.fill_diagonal_(0.0)
-    return r2.clamp_min_(torch.finfo(r2.dtype).tiny)
+    return r2.clamp_(torch.finfo(r2.dtype).tiny, farthest)
 
 
 class _FusedRBF(torch.autograd.Function):
     """variance · exp(−r²/2) with its gradient by hand, which makes fewer passes over (n, m)."""
 
     @staticmethod
-    def forward(ctx: Any, U, W, x2, z2, variance, same):
-        K = _distances(U, W, x2, z2, same=same).mul_(-0.5).exp_().mul_(variance)
+    def forward(ctx: Any, U, W, x2, z2, variance, farthest, same):
+        K = _distances(U, W, x2, z2, farthest, same=same).mul_(-0.5).exp_().mul_(variance)
         ctx.save_for_backward(U, W, variance, K)
         return K
 
@@ -360,6 +375,7 @@ class _FusedRBF(torch.autograd.Function):
             -0.5 * rows,
             -0.5 * G.sum(0),
             rows.sum() / variance,
+            None,
             None,
         )
 

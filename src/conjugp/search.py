@@ -65,8 +65,7 @@ def class_centres(kernel: Kernel, data: Data, n: int, generator: torch.Generator
             units = torch.tensor(kernel.units, dtype=X.dtype, device=X.device)
         kernel = kernel.kernel
     lengths = metric(kernel, X)
-    Z = by_class(X / lengths, data.y, data.weight, n, data.n_classes, generator)
-    return Z * lengths / units
+    return by_class(X, data.y, data.weight, n, data.n_classes, generator, lengths) / units
 
 
 def search(

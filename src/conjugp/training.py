@@ -62,10 +62,8 @@ class Settings:
     jitter: float | None = None
     # Minibatch steps that ranks take on their own rows between two sums over all.
     local_steps: int = 1
-    # Adam's, and what its rate is multiplied by for kernels and for inducing points.
-    momentum: float = 0.9
-    kernel_rate: float = 1.0
-    inducing_rate: float = 1.0
+    momentum: float = 0.9  # Adam's
+    inducing_rate: float = 1.0  # what its rate is multiplied by for inducing points
 
 
 @dataclass
@@ -176,7 +174,7 @@ class Trainer:
         self.learning = settings.learn_kernel or settings.learn_mean or settings.learn_inducing
         self._cache: list[Features] | None = None
         self._start_theta = state.theta.clone()
-        self._factors = (settings.kernel_rate, settings.inducing_rate, 1.0)  # of the rate, by leaf
+        self._factors = (1.0, settings.inducing_rate, 1.0)  # of the rate, by leaf
         self._failures = 0
         self._rate = settings.learning_rate
         self._n_others = self._check_class_batch()

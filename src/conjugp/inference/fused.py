@@ -136,6 +136,7 @@ class FusedStep:
         jitter: float | None = None,
     ) -> None:
         self.kind, self.likelihood, self.bound = _KINDS[type(kernel)], likelihood, bound
+        self.farthest = type(kernel).farthest  # type: ignore[attr-defined]
         self.total, self.learned = total, learned
         Z, C, (M, D) = leaves.Z, len(leaves.mean), leaves.Z.shape
         self.jitter = FIRST_JITTER[Z.dtype] if jitter is None else jitter
@@ -232,9 +233,10 @@ class FusedStep:
         z2 = torch.diagonal(r2_ZZ).clone()
         tiny = torch.finfo(Z.dtype).tiny
         r2 = torch.addmm(z2, X, scaled.T, alpha=-2.0, out=self._r2[:B])
-        r2.add_((X2 @ weight).unsqueeze(1)).clamp_min_(tiny)
+        r2.add_((X2 @ weight).unsqueeze(1)).clamp_(tiny, self.farthest)
         # On the diagonal z² - 2z² + z², which is zero without rounding.
-        torch.sub(z2, r2_ZZ, alpha=2.0, out=r2_ZZ).add_(z2.unsqueeze(1)).clamp_min_(tiny)
+        torch.sub(z2, r2_ZZ, alpha=2.0, out=r2_ZZ).add_(z2.unsqueeze(1))
+        r2_ZZ.clamp_(tiny, self.farthest)
         k, k_ZZ = self.kind.value(r2, self._k[:B]), self.kind.value(r2_ZZ, None)
         # Jitter is relative to the variance, so the factor of variance 1 does for all of them.
         L, info = torch.linalg.cholesky_ex(torch.add(k_ZZ, self.eye, alpha=self.jitter))
