@@ -30,6 +30,7 @@ ENTRIES = {
     "gpu_step": {"gpu", "found"},
     "gpu": {"device", "warm_up_seconds"},
     "optimiser": {"device", "nll"},
+    "default_fit": {"seconds", "profiled_seconds", "product_seconds", "ratio", "spent"},
 }
 CONTEST = {"target_nll", "error", "peer_seconds", "ratio", "wanted", "passed"}
 CONTEST |= {"conjugp_settings", "conjugp_seconds", "conjugp_nll"}
@@ -49,7 +50,7 @@ def script(monkeypatch):
 
 
 SCRIPTS = "data sources record clock contestants compare quality small gibbs soak throughput step"
-SCRIPTS += " soak_ranks scaling gpu optimiser"
+SCRIPTS += " soak_ranks scaling gpu optimiser default_fit"
 
 
 @pytest.mark.parametrize("name", SCRIPTS.split())
