@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -65,23 +65,22 @@ def fitter(variant: Variant) -> type[Fitter]:
     """A fitter that does it."""
 
     class Varied(Fitter):
-        def _settings(self, **changes: object) -> Settings:
-            given = variant.settings if "inducing_rate" in changes else {}
-            return super()._settings(**{**changes, **given})
+        def _train(self, state: State, data: Any, settings: Settings, stage: str) -> Any:
+            given = variant.settings if stage == "fit" else {}
+            return super()._train(state, data, replace(settings, **given), stage)
 
-        def _first_kernel(self, full: bool) -> Kernel:
+        def _first_kernel(self, data: Any, full: bool) -> Kernel:
             if variant.share is None:
-                return super()._first_kernel(full)
-            scale, X = torch.as_tensor(self.scaling.scale), self.data.head(1000).X
+                return super()._first_kernel(data, full)
+            scale, X = torch.as_tensor(self.scaling.scale), data.head(starts.ROWS).X
             lengths = starts.lengthscales(X, scale, variant.share)
             return RBF().filled(variant.length * lengths, fitting.FIRST_VARIANCE)
 
-        def _start(self, data: Any, kernel: Kernel, *rest: Any, by_class: bool = False) -> State:
+        def _start(self, data: Any, kernel: Kernel, n: int, mean: Any, by_class: bool) -> State:
             if not variant.points:
-                return super()._start(data, kernel, *rest, by_class=by_class)
+                return super()._start(data, kernel, n, mean, by_class)
             metric = kernel if variant.points == "kernel" else RBF(1.0, 1.0)
-            Z = super()._start(data, metric, *rest).Z
-            return initial_state([kernel], Z, rest[1].clone())
+            return initial_state([kernel], super()._start(data, metric, n, mean).Z, mean.clone())
 
     return Varied
 
@@ -134,7 +133,9 @@ def main() -> None:
             variant: {str(n): nll(name, how, n, device) for n in STEPS}
             for variant, how in VARIANTS.items()
         }
-        keep(args.output, name, {**context(), "device": device, "nll": found[name]})
+        shared = {"momentum": 0.8, "inducing_rate": 0.5, "length": fitting.FIRST_LENGTH}
+        entry = {"device": device, "default": shared, "nll": found[name]}
+        keep(args.output, name, {**context(), **entry})
         print(name, found[name], flush=True)
     print(table(found))
 

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import (
     GridSearchCV,
     KFold,
@@ -29,8 +30,11 @@ from sklearn.preprocessing import StandardScaler
 
 from conftest import KERNEL_CASES
 from conjugp import FitOptions, GPClassifier
+from conjugp.classifier import seed_of
+from conjugp.inducing import kmeans
 from conjugp.kernels import RBF, Kernel, Linear, Matern52, Positive, RationalQuadratic
 from conjugp.prediction import apply_temperature
+from conjugp.rows import ordered
 from faces import decoupled, fixed, minibatch, toy
 from problems import LIKELIHOOD
 
@@ -640,6 +644,18 @@ def test_the_papers_kernel_starts_at_variance_one_and_the_median_distance():
     median = torch.tensor(distance[np.triu_indices(60, 1)]).median().item()
     np.testing.assert_allclose(start.kernel_.lengthscale, median * X.std(0), rtol=1e-6)
     assert start.kernel_.variance == pytest.approx(1.0)
+
+
+def test_the_papers_inducing_points_are_k_means_of_all_rows():
+    # Of unequal classes, of which centres within classes would have others.
+    clf = GPClassifier.paper(n_inducing=10, batch_size=20, max_epochs=1, random_state=0)
+    with pytest.warns(ConvergenceWarning):
+        clf.fit(X, y)
+    rows = ordered(X, y, None)
+    data = torch.tensor((rows.gathered().X - X.mean(0)) / X.std(0))
+    seed = torch.Generator().manual_seed(seed_of(0))
+    expected = kmeans(data, torch.ones(len(y)), 10, seed).numpy() * X.std(0) + X.mean(0)
+    np.testing.assert_allclose(clf.inducing_points_, expected, rtol=1e-6)
 
 
 def test_a_curved_boundary_is_learned():

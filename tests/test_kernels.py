@@ -65,6 +65,17 @@ def test_symmetric_and_positive_semidefinite(kernel, X, Z):
     assert torch.linalg.eigvalsh(kernel(X, X)).min() > -1e-12
 
 
+@pytest.mark.parametrize("kind", [RBF, Matern12, Matern32, Matern52])
+def test_distances_end_where_a_correlation_is_lost_beside_one(kind):
+    far = torch.tensor([kind.farthest], dtype=torch.float64)
+    left = float(kind(1.0, 1.0).of_distance(far.clone()))
+    assert 1e-18 < left < np.finfo(np.float64).eps / 2
+    X = torch.tensor([[0.0], [1e3], [1e30]])
+    value = kind(1.0, 1.0)(X[:1], X)
+    assert value[0, 0] == 1 and torch.allclose(value[0, 1:].double(), torch.tensor(left).double())
+    assert (value > torch.finfo(torch.float32).tiny).all()  # nothing is subnormal
+
+
 def test_rows_do_not_depend_on_one_another(kernel, X, Z):
     whole = kernel(X, Z)
     assert_allclose(kernel(X[2:3], Z), whole[2:3], rtol=1e-12, atol=1e-14)

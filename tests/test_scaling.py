@@ -88,6 +88,16 @@ def test_overflow():
         scaled(np.array([[1e308], [-1e308]]), np.ones(2), True)
 
 
+@pytest.mark.parametrize("unit", [1e-25, 1.0, 1e25])
+def test_units_that_squares_in_single_precision_could_not_hold(unit):
+    rng = np.random.default_rng(0)
+    A = (unit * rng.integers(0, 2, (200_000, 1))).astype(np.float32)
+    scaling = fit_scaling(Rows(A, np.zeros(len(A), np.int64), np.ones(len(A))), True)
+    wide = A.astype(np.float64)
+    np.testing.assert_allclose(scaling.shift, wide.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(scaling.scale, wide.std(axis=0), rtol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("offset", [0.0, 1e4])
 def test_many_blocks_and_threads(monkeypatch, dtype, offset):
@@ -117,10 +127,8 @@ def test_many_blocks_and_threads(monkeypatch, dtype, offset):
     wide = A.astype(np.float64)
     mean = np.average(wide, axis=0, weights=weight)
     sd = np.sqrt(np.average((wide - mean) ** 2, axis=0, weights=weight))
-    # Sums of differences, in the precision of X: their errors are small beside the spread.
-    near, tiny = 4 * np.finfo(dtype).eps, 4 * np.finfo(np.float64).eps
-    assert (np.abs(shift - mean) <= near * sd + tiny * np.abs(mean)).all()
-    np.testing.assert_allclose(scale[[0, 2]], sd[[0, 2]], rtol=max(near, 1e-11))
+    np.testing.assert_allclose(shift, mean, rtol=1e-13, atol=1e-13)
+    np.testing.assert_allclose(scale[[0, 2]], sd[[0, 2]], rtol=1e-9)
     assert scale[1] == 1.0 and shift[1] == A[0, 1]
     gathered = rows.gathered()
     np.testing.assert_array_equal(gathered.X, A[rows.place])

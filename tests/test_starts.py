@@ -12,6 +12,7 @@ from conjugp.data import Data
 from conjugp.kernels import RBF, Matern52
 from conjugp.likelihoods import LogisticSoftmax
 from conjugp.starts import (
+    LEAST,
     LENGTH,
     POINTS,
     ROWS,
@@ -78,6 +79,13 @@ def test_nothing_is_tried_where_the_units_do_not_matter(kernel, small, monkeypat
     monkeypatch.delattr("conjugp.starts.evidence")
     found = best_lengthscales(kernel, data, scale, 3.0)
     torch.testing.assert_close(found, lengthscales(data.X[:ROWS], scale, 0.0), rtol=0, atol=0)
+
+
+def test_with_few_rows_features_count_alike():
+    X = table(0.05, LEAST - 1)
+    data, scale = rows(X, np.digitize(X[:, 0] + X[:, 1], [-1, 0, 1]))
+    found = best_lengthscales(RBF(), data, scale, 3.0)
+    torch.testing.assert_close(found, lengthscales(data.X, scale, 0.0), rtol=0, atol=0)
 
 
 def test_the_evidence_is_the_elbo_of_a_fit_of_q_alone():

@@ -80,8 +80,8 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         Number of inducing points. ``None`` makes every training point one: no sparse
         approximation.
     inducing : {"kmeans", "greedy", "random"} or array of shape (m, n_features), default="kmeans"
-        Where the inducing points are: k-means++ centres, greatest conditional variance, random
-        training points, or as given.
+        Where the inducing points are: k-means++ centres (of each class, where there are many
+        rows), greatest conditional variance, random training points, or as given.
     learn_inducing : bool or "auto", default="auto"
         Whether inducing points move with the hyperparameters; ``"auto"`` does so where mean and
         covariance share fewer points than there are rows.
@@ -722,8 +722,9 @@ def _working(
     place = rows.place if isinstance(rows, Ordered) else None
     return Data(
         scaling.apply(rows.X, dtype, device, place),
-        torch.as_tensor(rows.y, device=device),
-        torch.as_tensor(rows.weight, dtype=dtype, device=device),
+        # Copies: a hold-out moves rows about.
+        torch.tensor(rows.y, device=device),
+        torch.tensor(rows.weight, dtype=dtype, device=device),
         n_classes,
     )
 

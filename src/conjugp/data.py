@@ -157,7 +157,7 @@ class Data(NamedTuple):
         return joined([self.rows(0, n), self.take(rare_rows(self, n))])
 
     def hold_out(self, share: float) -> tuple[Data, Data, Data]:
-        """Rows to train on, rows held out, and all of them in that order."""
+        """Rows to train on, rows held out, and all of them in that order: these, moved in place."""
         last = held_rows(self, share)
         n = self.n - len(last)
         if len(last):

@@ -32,7 +32,7 @@ from conjugp.plan import Plan
 from conjugp.posterior import Posterior, prior
 from conjugp.scaling import Scaling
 from conjugp.search import Candidate, class_centres, held_out_loss, rescaled, search
-from conjugp.starts import best_lengthscales, lengthscales, median_distance
+from conjugp.starts import ROWS, best_lengthscales, lengthscales, median_distance
 from conjugp.training import Progress, Result, Settings, State, Trainer, initial_state
 
 # Of the kernel with which minibatches start: its variance, and its length in median distances.
@@ -181,7 +181,7 @@ class Fitter:
         d = factor * median_distance(X)
         return kernel.filled(torch.full((X.shape[1],), d, dtype=torch.float64), variance)
 
-    def _first_kernel(self, full: bool) -> Kernel:
+    def _first_kernel(self, data: Dataset, full: bool) -> Kernel:
         """Where a coupled fit starts, of what the user left open."""
         variance = self.plan.options.initial_variance
         if variance:
@@ -190,21 +190,21 @@ class Fitter:
         if full:
             return self._filled(10.0, 0.5)
         kernel = self.kernel if self.kernel is not None else RBF()
-        head = self.data.head(1000)
-        few = only_classes(head, largest_classes(head, KERNEL_CLASSES))
+        some = data.head(ROWS) if data.n_classes <= KERNEL_CLASSES else data.sample()
+        few = only_classes(some, largest_classes(some, KERNEL_CLASSES))
         scale = torch.as_tensor(self.scaling.scale)
         lengths = best_lengthscales(kernel, few, scale, FIRST_VARIANCE)
-        lengths = self.data.group.same_tensor(lengths)
+        lengths = data.group.same_tensor(lengths)
         return kernel.filled(FIRST_LENGTH * lengths, FIRST_VARIANCE)
 
-    def _resumed(self, warm: State, data: Dataset) -> State | None:
+    def _resumed(self, warm: State, data: Dataset, by_class: bool) -> State | None:
         """A copy of an earlier fit's state that fits this plan; None if there is none."""
         K, X = 1 if self.plan.shared_kernel else data.n_classes, data.like
         if len(warm.theta) != K:
             return None
         if warm.q.h.shape[1] != len(warm.Z):  # the earlier fit was decoupled
             kernel = warm.template.with_theta(warm.theta[0]).frozen()
-            return self._start(data, kernel, self.plan.n_inducing, warm.mean.to(X))
+            return self._start(data, kernel, self.plan.n_inducing, warm.mean.to(X), by_class)
         theta, Z, mean = (t.to(X, copy=True) for t in (warm.theta, warm.Z, warm.mean))
         q = Posterior(warm.q.h.to(X), warm.q.P.to(X))
         return State(warm.template, theta, Z, mean, q, warm.step)
@@ -219,14 +219,15 @@ class Fitter:
             self.data = data
             if not held.n:  # with too few rows for a hold-out, folds do instead
                 held = None
-        state = None if warm is None else self._resumed(warm, train)
+        # A variance given asks for the usual start, as the paper has it, and for the usual Adam.
+        usual = full or bool(p.options.initial_variance)
+        state = None if warm is None else self._resumed(warm, train, not usual)
         if state is None:
-            kernel = self._first_kernel(full)
-            state = self._start(train, kernel, p.n_inducing, self.mean, by_class=not full)
-        if full:
-            settings = self._settings(learning_rate=2 * p.learning_rate)
-        else:
-            settings = self._settings(inducing_rate=0.5, momentum=0.8)
+            kernel = self._first_kernel(train, full)
+            state = self._start(train, kernel, p.n_inducing, self.mean, not usual)
+        settings = self._settings(learning_rate=(2 if full else 1) * p.learning_rate)
+        if not usual:
+            settings = replace(settings, inducing_rate=0.5, momentum=0.8)
         result = self._train(state, train, settings, "fit")
         for _ in range(LIKELIHOOD_ROUNDS):
             if not self._learn_likelihood(result.state, train):

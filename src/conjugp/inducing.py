@@ -33,8 +33,8 @@ def choose(
         # `unique` sorts, and the first points carry the covariance of a decoupled posterior.
         return distinct[torch.randperm(len(distinct), generator=generator).to(X.device)]
     if strategy == "kmeans":
-        units = None if kernel is None else metric(kernel, X)
-        return kmeans(X, weight, n, generator, metric=units)
+        lengths = None if kernel is None else metric(kernel, X)
+        return kmeans(X, weight, n, generator, lengths=lengths)
     if strategy == "greedy":
         assert kernel is not None
         return greedy(X, n, kernel)
@@ -48,17 +48,17 @@ def by_class(
     n: int,
     n_classes: int,
     generator: torch.Generator,
-    metric: Tensor | None = None,
+    lengths: Tensor | None = None,
 ) -> Tensor:
     """About `n` k-means centres, each class getting a share in the square root of its size.
 
     In random order, so that the first few are a sample of all. With too many classes for a centre
-    or two each, they share the centres. Distances are measured after division by `metric` (D,).
+    or two each, they share the centres. Distances are measured after division by `lengths` (D,).
     """
     if 2 * n_classes > n:
-        if metric is None:
+        if lengths is None:
             return choose("kmeans", X, weight, n, None, generator)
-        return choose("kmeans", X / metric, weight, n, None, generator) * metric
+        return choose("kmeans", X / lengths, weight, n, None, generator) * lengths
     members = torch.bincount(y, minlength=n_classes)
     counts = members.to(X.dtype)
     share = counts.sqrt()
@@ -80,7 +80,7 @@ def by_class(
         some = rows[: max(_LEAST_ROWS, _ROWS_PER_CENTRE * k)]  # as many as k-means looks at
         Xc = X[some]
         if k < len(rows):
-            Xc = kmeans(Xc, weight[some], k, generator, metric=metric)
+            Xc = kmeans(Xc, weight[some], k, generator, lengths=lengths)
         centres.append(Xc)
     Z = torch.unique(torch.cat(centres), dim=0)
     return Z[torch.randperm(len(Z), generator=generator).to(Z.device)][:n]
@@ -102,17 +102,17 @@ def kmeans(
     k: int,
     generator: torch.Generator,
     n_iter: int = 5,
-    metric: Tensor | None = None,
+    lengths: Tensor | None = None,
 ) -> Tensor:
     """Weighted k-means on a sample of the rows, seeded by k-means++.
 
-    Distances are measured after division by `metric` (D,).
+    Distances are measured after division by `lengths` (D,).
     """
     # The rows come in random order (see `rows`), so the first ones are a sample.
     sample = slice(0, max(_LEAST_ROWS, _ROWS_PER_CENTRE * k))
     X, weight = X[sample], weight[sample].to(X.dtype)
-    if metric is not None:
-        X = X / metric
+    if lengths is not None:
+        X = X / lengths
     Z = _seed(X, weight, k, generator)
     for _ in range(n_iter):
         nearest = torch.addmm(Z.square().sum(1), X, Z.T, alpha=-2).argmin(1)
@@ -120,7 +120,7 @@ def kmeans(
         total = torch.zeros_like(Z).index_add_(0, nearest, X * weight.unsqueeze(1))
         held = mass > 0
         Z[held] = total[held] / mass[held].unsqueeze(1)
-    return Z if metric is None else Z * metric
+    return Z if lengths is None else Z * lengths
 
 
 def _seed(X: Tensor, weight: Tensor, k: int, generator: torch.Generator) -> Tensor:

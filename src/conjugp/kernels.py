@@ -97,6 +97,7 @@ class Stationary(Kernel):
 
     # Squared scaled distances count as no more than this. What is left of a correlation there is
     # lost beside 1 in any precision, but subnormal numbers would make products many times slower.
+    # A subclass whose correlation falls off more slowly than its parent's has to set its own.
     farthest: ClassVar[float] = math.inf
 
     @abstractmethod

@@ -26,9 +26,9 @@ class FitOptions(BaseEstimator):
         Draws for ``"mc"`` and ``"qmc"``.
     initial_variance : float or None, default=None
         Kernel variance at the start of a coupled fit, where the kernel leaves it open;
-        lengthscales then start at the median distance. ``None`` is 3 and a
-        quarter of that distance, in units that a few rows choose, or 10 and half of it with the
-        full batch.
+        lengthscales then start at the median distance, and k-means looks at all classes
+        together. ``None`` is 3 and a quarter of that distance, in units that a few rows choose,
+        or 10 and half of it with the full batch.
     mean_training : {"map", "elbo"}, default="map"
         How a decoupled posterior is trained: ``"map"`` finds the mean at zero latent variance, the
         posterior's mode, with a kernel chosen by held-out rows; ``"elbo"`` raises the ELBO of

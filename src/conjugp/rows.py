@@ -96,7 +96,7 @@ def taken(X: np.ndarray, place: np.ndarray, out: np.ndarray | None = None) -> np
     """The rows of X at some places, next to one another in memory."""
     if out is None:
         out = np.empty((len(place), X.shape[1]), X.dtype)
-    if X.flags.c_contiguous:
+    if X.flags.c_contiguous and X.flags.aligned:
         # Without a mode, or where rows are not in one piece, `take` would make a copy first.
         return X.take(place, axis=0, out=out, mode="clip")
     out[...] = X[place]

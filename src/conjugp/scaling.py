@@ -11,11 +11,11 @@ from torch import Tensor
 
 from conjugp.group import ALONE, Group
 from conjugp.rows import Rows, taken
-from conjugp.threads import blocks, in_order
+from conjugp.threads import blocks, each
 
 
 class Readable(Protocol):
-    """Rows that can be read anywhere, from any thread."""
+    """Rows of which any stretch can be read."""
 
     @property
     def n(self) -> int: ...
@@ -52,7 +52,8 @@ class Scaling(NamedTuple):
         limit = 0.1 * torch.finfo(dtype).max ** 0.5
 
         def work(i: slice) -> None:
-            part = out[i] if out.dtype == X.dtype else np.empty(out[i].shape, X.dtype)
+            same = out.dtype == X.dtype
+            part = out[i] if same else np.empty(out[i].shape, X.dtype)
             with np.errstate(over="ignore", invalid="ignore"):
                 if place is None:
                     np.subtract(X[i], shift, out=part)
@@ -65,10 +66,10 @@ class Scaling(NamedTuple):
                     "X overflows when it is centred and scaled: some values are too far from "
                     f"those of the fit for {str(dtype).removeprefix('torch.')}"
                 )
-            out[i] = part
+            if not same:
+                out[i] = part
 
-        for _ in in_order(work, blocks(n, X.shape[1])):
-            pass
+        each(blocks(n, X.shape[1]), work)
         return found.to(device)
 
     def uncentred(self) -> Scaling:
@@ -107,15 +108,16 @@ def fit_scaling(rows: Readable, center: bool, group: Group = ALONE) -> Scaling:
     def moments(i: slice) -> tuple[_Moments, float]:
         X, _, weight = rows.read(i.start, i.stop)
         total = float(weight.sum())
-        share = (weight / total).astype(X.dtype)
+        share = weight / total
         # Differences from a row: a constant column's mean is that very number.
-        d = np.subtract(X, X[0], order="C")
+        d = X.astype(np.float64, order="C")
+        first = d[0].copy()
+        d -= first
         # Not by BLAS: its sums depend on the number of threads.
         mean = np.einsum("i,ij->j", share, d)
         d -= mean
         variance = np.einsum("i,ij->j", share, np.square(d, out=d))
-        found = _Moments(total, X[0] + mean.astype(np.float64), variance.astype(np.float64))
-        return found, float(np.finfo(X.dtype).eps)
+        return _Moments(total, first + mean, variance), float(np.finfo(X.dtype).eps)
 
     eps, found = 0.0, None
     with np.errstate(over="ignore", invalid="ignore"):

@@ -20,6 +20,7 @@ SHARES = (0.0, 0.5, 1.0)
 
 # The small fits that choose: rows, inducing points among them, sweeps, and of the median distance.
 ROWS, POINTS, SWEEPS, LENGTH = 550, 50, 5, 0.7
+LEAST = 200  # rows, with fewer all features count alike
 
 
 def median_distance(X: Tensor) -> float:
@@ -35,14 +36,14 @@ def lengthscales(X: Tensor, scale: Tensor, share: float) -> Tensor:
 
     `scale` (D,) is how large a working unit is in the user's.
     """
-    relative = (scale.mean() / scale) ** share
+    relative = ((scale.mean() / scale) ** share).clamp(1e-6, 1e6)  # within what kernels can learn
     return relative * median_distance(X / relative.to(X))
 
 
 def best_lengthscales(kernel: Kernel, data: Data, scale: Tensor, variance: float) -> Tensor:
     """The lengthscales (D,) with which a kernel says most of a few rows; float64."""
     few, tried = data.rows(0, ROWS), list[tuple[Tensor, Kernel]]()
-    for share in SHARES:
+    for share in SHARES if few.n >= LEAST else SHARES[:1]:
         lengths = lengthscales(few.X, scale, share)
         filled = kernel.filled(LENGTH * lengths, variance)
         # What a kernel leaves open may hardly depend on the units.

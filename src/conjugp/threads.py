@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import torch
-
-P = TypeVar("P")
-R = TypeVar("R")
 
 BLOCK = 1 << 17  # numbers worked on at a time: they stay in a processor's cache
 
@@ -20,11 +16,13 @@ def blocks(n: int, width: int) -> list[slice]:
     return [slice(i, min(i + step, n)) for i in range(0, n, step)]
 
 
-def in_order(work: Callable[[P], R], parts: Sequence[P]) -> Iterator[R]:
-    """`work` of every part, in the order of the parts."""
+def each(parts: list[slice], work: Callable[[slice], None]) -> None:
+    """`work` on every part, in any order."""
     threads = min(torch.get_num_threads(), len(parts))
     if threads <= 1:
-        yield from map(work, parts)
+        for part in parts:
+            work(part)
         return
     with ThreadPoolExecutor(threads, "blocks") as pool:
-        yield from pool.map(work, parts)
+        for done in [pool.submit(work, part) for part in parts]:
+            done.result()

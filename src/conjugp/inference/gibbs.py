@@ -80,7 +80,7 @@ def fastest_correction() -> Callable[..., Array]:
     """`correction` compiled, where Numba is at hand; elsewhere the one above."""
     try:
         from conjugp.inference import compiled
-    except ImportError:
+    except (ImportError, OSError, ValueError):  # not there, or without a library of its own
         return correction
     return compiled.correction
 

@@ -58,10 +58,9 @@ class Rounds:
         parts = [next(own) if i in self._moving else x.clone() for i, x in enumerate(leaves)]
         self.leaves = Leaves(*(p.view(x.shape) for p, x in zip(parts, leaves, strict=True)))
         self._sizes = sizes
-        each = [
-            self._x.new_full((n,), factors[i]) for i, n in zip(self._moving, sizes, strict=True)
-        ]
-        self._factor = torch.cat(each) if each else self._x
+        self._factor = torch.empty_like(self._x)
+        for part, i in zip(self._factor.split(sizes), self._moving, strict=True):
+            part.fill_(factors[i])
         device = leaves.Z.device
         self._numbers = torch.zeros(limit, 4, dtype=torch.float64, device=device)
         self._starts = torch.zeros(limit, dtype=torch.int64, device=device)

@@ -144,7 +144,7 @@ def _tight(y: Tensor, m: Tensor, v: Tensor) -> Expectation:
     index = y.unsqueeze(-1)
     log_scale, tail, slope, side = (x.gather(-1, index) for x in (*e[:3], sign))
     scale = torch.exp(log_scale)
-    complement = (0.5 - scale * tail).mul_(side).add_(0.5)
+    complement = torch.where(side < 0, scale * tail, 1.0 - scale * tail)
     dm = (e.slope * share).neg_().scatter_add_(-1, index, complement)
     precision = (e.curvature * share).mul_(sign).scatter_add_(-1, index, slope * scale)
     log_t = log_unit.add_(torch.log(total)).squeeze(-1)
