@@ -92,8 +92,11 @@ def empty(rank: int, size: int, folder: Path) -> Found:
     return told(GPClassifier(max_epochs=10, random_state=0).fit(X[mine], y[mine]))
 
 
+LONGER = {**MINI, "max_epochs": 16}
+
+
 def local_steps(rank: int, size: int, folder: Path) -> Found:
-    return fitted(1100, rank, size, **MINI, options=FitOptions(local_steps=4))
+    return fitted(1100, rank, size, **LONGER, options=FitOptions(local_steps=4))
 
 
 def resumed(rank: int, size: int, folder: Path) -> Found:
