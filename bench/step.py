@@ -92,6 +92,11 @@ def products(M: int, B: int, C: int, n_features: int, *, fused: bool) -> dict[st
     }
     if fused:
         ops["S"] = lambda: torch.bmm(L.mT, L, out=S)
+        # The two sums over inducing points and over classes are a small product for every row.
+        rows, U = torch.randn(B, 1, M), torch.randn(B, C, M)
+        slopes, dA = torch.randn(B, 1, C), torch.empty(B, 1, M)
+        ops["v"] = lambda: torch.bmm(rows, U.mT)
+        ops["gradient in A"] = lambda: torch.bmm(slopes, U, out=dA)
     else:
         ops["gradient in A"] = mm(B, C * M, M)
     return ops
