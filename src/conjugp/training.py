@@ -21,6 +21,7 @@ from conjugp.features import Features, basis, features, own_features
 from conjugp.inference import classes, svi
 from conjugp.inference.adam import Adam
 from conjugp.inference.fused import FusedStep, Learned, Leaves, applies
+from conjugp.inference.passes import fast
 from conjugp.inference.rounds import Planned, Rounds
 from conjugp.kernels import Kernel
 from conjugp.likelihoods.base import Likelihood
@@ -30,6 +31,8 @@ from conjugp.posterior import Moments, Posterior, class_kl, kl, marginals, momen
 
 ROUND = 50  # steps between two looks at a noisy ELBO
 _MAX_FAILURES = 8
+# Sites of a fit from which the gain of compiled passes exceeds the second that loading them takes.
+_WORTH_COMPILING = 2**23
 # In a step on some of the classes each brings so many rows of its own, beside those in the batch.
 _OWN_ROWS = 4
 _GAP_ROWS = 512  # rows that stand for all when the price of subsampling classes is computed
@@ -180,6 +183,7 @@ class Trainer:
         self._n_others = self._check_class_batch()
         self.journal = Journal()
         self._fused: FusedStep | None = None
+        self._adam_step: Callable[..., None] | None = None  # where it is compiled
         self._rounds: Rounds | None = None
         # Whether fused steps are taken a round at a time.
         self._on_device = isinstance(data, Data) and data.X.is_cuda
@@ -192,7 +196,7 @@ class Trainer:
         self._leaves.append(s.mean.requires_grad_(self.settings.learn_mean))
         # Short second-moment memory: a fit takes hundreds of steps, not tens of thousands.
         leaves = [leaf.detach() for leaf in self._leaves]
-        self._adam = Adam(leaves, self.settings.momentum, beta2=0.99)
+        self._adam = Adam(leaves, self.settings.momentum, beta2=0.99, step=self._adam_step)
 
     def _check_class_batch(self) -> int | None:
         """How many classes a step samples beside its labels; None if it sums over all."""
@@ -424,7 +428,7 @@ class Trainer:
         batches = Batches(self.data, batch, self.generator, shuffled=self._n_others is not None)
         if self._n_others is not None:
             self._start_classes()
-        self._start_fused(max(batch, n - batches.starts[-1]))
+        self._start_fused(max(batch, n - batches.starts[-1]), budget)
         rounds: list[float] = []
         means: list[float] = []
         good, anneal, t = self._snapshot(), None, 0
@@ -574,13 +578,20 @@ class Trainer:
             g /= weight
         return elbo / weight
 
-    def _start_fused(self, batch: int) -> None:
-        """Take fused steps if there are such for this fit; they change q in place."""
+    def _start_fused(self, batch: int, n_steps: int = 0) -> None:
+        """Take fused steps if there are such for this fit; they change q in place.
+
+        So many of them that it is worth to load, and once to compile, the passes between products.
+        """
         s, cfg = self.state, self.settings
         known = len(s.theta) == 1 and applies(s.template, cfg.likelihood, cfg.bound)
         if not known or self._n_others is not None or self.data.group.size > 1:
             return
         learned = Learned(cfg.learn_kernel, cfg.learn_inducing, cfg.learn_mean)
+        passes = None
+        if s.Z.device.type == "cpu" and n_steps * batch * len(s.mean) >= _WORTH_COMPILING:
+            passes = fast(s.template, cfg.likelihood, cfg.bound, s.Z.dtype)
+            self._adam_step = self._adam.step = passes.adam
         self._fused = FusedStep(
             s.template,
             cfg.likelihood,
@@ -590,6 +601,7 @@ class Trainer:
             self.total,
             learned,
             cfg.jitter,
+            passes,
         )
         # The q given belongs to whoever gave it.
         s.q = Posterior(s.q.h.clone(), s.q.P.clone())

@@ -9,6 +9,7 @@ and over nodes outside, which is what LLVM turns into vectors.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +22,7 @@ from scipy.special import erfcx
 from torch import Tensor
 
 from conjugp.inference.jit import OPTIONS, compiled
+from conjugp.inference.passes import Sites
 from conjugp.inference.svi import MIN_PRECISION
 from conjugp.numerics import STEP, rule_tables
 
@@ -49,7 +51,8 @@ def _of_ratio(t: Array) -> Array:
     return np.where(z < 1e15, (1 + 2 * z) * erfcx(z), 2 / math.sqrt(math.pi))
 
 
-_ERFCX = tuple(chebyshev.cheb2poly(chebyshev.chebinterpolate(_of_ratio, 24))[::-1].tolist())
+_POWERS = chebyshev.cheb2poly(chebyshev.chebinterpolate(_of_ratio, 19))[::-1].tolist()
+_ODD, _EVEN = tuple(_POWERS[::2]), tuple(_POWERS[1::2])
 
 
 @njit(**OPTIONS)
@@ -83,10 +86,13 @@ def _log(x: float) -> float:
 def _erfcx(z: float) -> float:
     """e^z² erfc(z) for z from 0."""
     t = (z - _CENTRE) / (z + _CENTRE)
-    p = _ERFCX[0]
-    for i in range(1, 25):
-        p = p * t + _ERFCX[i]
-    return p / (1.0 + 2.0 * z)
+    t2 = t * t
+    odd, even = _ODD[0], _EVEN[0]
+    # In halves: LLVM would not unroll a loop twice as long.
+    for i in range(1, 10):
+        odd = odd * t2 + _ODD[i]
+        even = even * t2 + _EVEN[i]
+    return (odd * t + even) / (1.0 + 2.0 * z)
 
 
 # --- the two rules, a block at a time ---------------------------------------------------------
@@ -385,3 +391,19 @@ def _tables(dtype: torch.dtype) -> tuple[float, Array, float, Array, Array, Arra
     steps = float(t[middle + 1]), float(x[zero + 1])
     narrow = rules.w[middle:].contiguous().numpy()
     return steps[0], narrow, steps[1], above, below, soft_above, soft_below
+
+
+def load(dtype: torch.dtype) -> Callable[..., Sites]:
+    """`Passes.sites` of the tight bound for tensors of a dtype, compiled."""
+    function, tables = _function(dtype), _tables(dtype)
+
+    def sites(
+        y: Tensor, m: Tensor, mean: Tensor, v: Tensor, weight: Tensor, share: float | None
+    ) -> Sites:
+        out = torch.empty(4, *m.shape, dtype=dtype).unbind()
+        given = (x.contiguous().numpy() for x in (y, m, mean, v, weight))
+        bound = function(*given, share or 0.0, tables, tuple(x.numpy() for x in out))
+        r, dm, dv, theta = out
+        return Sites(torch.tensor(bound, dtype=dtype), r, theta, dm, dv)
+
+    return sites

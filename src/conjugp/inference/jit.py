@@ -12,9 +12,13 @@ from numba import njit
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True, "fastmath": {"contract"}}
 
 
-def compiled(function: Callable[..., Any], *signatures: Any) -> Any:
-    """From the disk if it was compiled before, and kept there if that can be written to."""
+def compiled(function: Callable[..., Any], signature: Any, *, sums: bool = False) -> Any:
+    """From the disk if it was compiled before, and kept there if that can be written to.
+
+    With `sums`, terms are added in whatever order is fastest.
+    """
+    options = {**OPTIONS, "fastmath": {"contract", "reassoc"}} if sums else OPTIONS
     try:
-        return njit(list(signatures), cache=True, **OPTIONS)(function)
+        return njit(signature, cache=True, **options)(function)
     except (RuntimeError, OSError):
-        return njit(list(signatures), **OPTIONS)(function)
+        return njit(signature, **options)(function)
