@@ -13,7 +13,7 @@ from numba import njit, types
 from torch import Tensor
 
 from conjugp.inference.jit import OPTIONS, compiled
-from conjugp.inference.passes import Pushed
+from conjugp.inference.passes import LEAST_RESIDUAL, Pushed
 
 _LOG2_E = np.float32(math.log2(math.e))
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
@@ -72,13 +72,21 @@ def _slopes(E: Any, k: Any, half: Any, rows: Any, columns: Any) -> None:
         rows[i] = s
 
 
-def _push(
-    EX: Any, EZ: Any, rows: Any, Z: Any, weight: Any, two: Any, d_Z: Any, moved: Any
-) -> None:
+def _residual(A: Any, variance: Any, floor: Any, residual: Any, at_floor: Any) -> None:
+    for i in range(len(A)):
+        s = variance - variance
+        for j in range(A.shape[1]):
+            s += A[i, j] * A[i, j]
+        left = variance - s
+        at_floor[i] = left < floor
+        residual[i] = floor if left < floor else left
+
+
+def _push(EX: Any, EZ: Any, sums: Any, Z: Any, weight: Any, two: Any, d_Z: Any, moved: Any) -> None:
     moved[:] = 0
     for i in range(len(Z)):
         for d in range(Z.shape[1]):
-            push = EX[i, d] + two * EZ[i, d] - rows[i] * Z[i, d]
+            push = EX[i, d] - EZ[i, d] - sums[i] * Z[i, d]
             moved[d] += (EX[i, d] + push) * Z[i, d]
             d_Z[i, d] = -two * weight[d] * push
 
@@ -98,7 +106,8 @@ class Loaded(NamedTuple):
     squares: Callable[[Tensor, Tensor, Tensor], Tensor]
     values: Callable[[Tensor, Tensor, float, Tensor], Tensor]
     slopes: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-    push: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Pushed]
+    residual: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    push: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Pushed]
     adam: Callable[..., None]
 
 
@@ -110,6 +119,7 @@ def load(dtype: torch.dtype) -> Loaded:
     norms_ = compiled(_norms, void(M, v, v), sums=True)
     squares_ = compiled(_squares, void(v, M, v))
     slopes_ = compiled(_slopes, void(M, M, real, v, v), sums=True)
+    residual_ = compiled(_residual, void(M, real, real, v, types.boolean[::1]), sums=True)
     push_ = compiled(_push, void(M, M, v, M, v, real, M, v))
     adam_ = compiled(_adam, void(v, v, v, v, real, real, real, real))
     single = types.float32
@@ -136,11 +146,19 @@ def load(dtype: torch.dtype) -> Loaded:
         slopes_(E.numpy(), k.numpy(), 0.5, rows.numpy(), columns.numpy())
         return rows, columns
 
-    def push(EX: Tensor, EZ: Tensor, rows: Tensor, Z: Tensor, weight: Tensor) -> Pushed:
-        d_Z, moved = torch.empty_like(EX), torch.empty_like(weight)
-        given = (x.contiguous().numpy() for x in (EX, EZ, rows, Z, weight))
-        push_(*given, 2.0, d_Z.numpy(), moved.numpy())
-        return Pushed(d_Z, moved)
+    def residual(A: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        left, at_floor = A.new_empty(len(A)), torch.empty(len(A), dtype=torch.bool)
+        whole = float(variance)
+        residual_(A.numpy(), whole, LEAST_RESIDUAL * whole, left.numpy(), at_floor.numpy())
+        return left, at_floor
+
+    def push(
+        EX: Tensor, EZ: Tensor, sums: Tensor, Z: Tensor, weight: Tensor, out: Tensor
+    ) -> Pushed:
+        moved = Z.new_empty(Z.shape[1])
+        given = (x.contiguous().numpy() for x in (EX, EZ, sums, Z, weight))
+        push_(*given, 2.0, out.numpy(), moved.numpy())
+        return Pushed(out, moved)
 
     def adam(
         x: Tensor, g: Tensor, m: Tensor, s: Tensor, beta1: float, beta2: float, *rest: float
@@ -148,4 +166,4 @@ def load(dtype: torch.dtype) -> Loaded:
         flat = (t.view(-1).numpy() for t in (x, g.contiguous(), m, s))
         adam_(*flat, beta1, beta2, *rest)
 
-    return Loaded(norms, squares, values, slopes, push, adam)
+    return Loaded(norms, squares, values, slopes, residual, push, adam)

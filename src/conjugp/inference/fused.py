@@ -96,7 +96,6 @@ class FusedStep:
         jitter: float | None = None,
         passes: Passes | None = None,
     ) -> None:
-        self.kind = KINDS[type(kernel)]
         self.passes = passes or plain(kernel, likelihood, bound)
         self.farthest = type(kernel).farthest  # type: ignore[attr-defined]
         self.total, self.learned = total, learned
@@ -110,6 +109,8 @@ class FusedStep:
         self._U, self._X, self._X2 = (Z.new_empty(batch, n) for n in (C * M, D, D))
         self._A, self._r2, self._k, self._dA, self._dK = (Z.new_empty(batch, M) for _ in range(5))
         self._R, self._S, self._P = (Z.new_empty(n, M, M) for n in (C, C, C))
+        self._scaled, self._EX, self._EZ, self._dZ = (Z.new_empty(M, D) for _ in range(4))
+        self._r2_ZZ, self._k_ZZ, self._E_ZZ = (Z.new_empty(M, M) for _ in range(3))
 
     @torch.no_grad()
     def evaluate(
@@ -183,27 +184,24 @@ class FusedStep:
         weight, variance = parameters[:-1].square().reciprocal().expand(D), parameters[-1]
         if self.shift is not None:
             Z, X = Z - self.shift, torch.sub(X, self.shift, out=self._X[:B])
-        scaled = Z * weight
-        r2_ZZ = Z @ scaled.T
+        scaled = torch.mul(Z, weight, out=self._scaled)
+        r2_ZZ = torch.mm(Z, scaled.T, out=self._r2_ZZ)
         z2 = torch.diagonal(r2_ZZ).clone()
-        tiny = torch.finfo(Z.dtype).tiny
         r2 = torch.addmm(z2, X, scaled.T, alpha=-2.0, out=self._r2[:B])
         x2 = self.passes.norms(X, self._X2[:B], weight)
         k = self.passes.values(r2, x2, self.farthest, self._k[:B])
         # On the diagonal z² - 2z² + z², which is zero without rounding.
-        torch.sub(z2, r2_ZZ, alpha=2.0, out=r2_ZZ).add_(z2.unsqueeze(1))
-        r2_ZZ.clamp_(tiny, self.farthest)
-        k_ZZ = self.kind.value(r2_ZZ, None)
+        torch.sub(z2, r2_ZZ, alpha=2.0, out=r2_ZZ)
+        k_ZZ = self.passes.values(r2_ZZ, z2, self.farthest, self._k_ZZ)
         # Jitter is relative to the variance, so the factor of variance 1 does for all of them.
         L, info = torch.linalg.cholesky_ex(torch.add(k_ZZ, self.eye, alpha=self.jitter))
         L_inv = torch.linalg.solve_triangular(L, self.eye, upper=False)
         root = L_inv * variance.sqrt()
         A = torch.mm(k, root.T, out=self._A[:B])
-        explained = torch.linalg.vector_norm(A, dim=1).square_()
-        residual, floor = variance - explained, 1e-6 * variance
+        residual, at_floor = self.passes.residual(A, variance)
         return _Features(
-            *(A, torch.maximum(residual, floor), residual < floor, weight, variance),
-            *(L_inv, root, Z, X, (r2, k), (r2_ZZ, k_ZZ), info.ne(0).sum()),
+            *(A, residual, at_floor, weight, variance, L_inv, root, Z, X),
+            *((r2, k), (r2_ZZ, k_ZZ), info.ne(0).sum()),
         )
 
     def _gradients(
@@ -221,14 +219,16 @@ class FusedStep:
         # half its diagonal, and the symmetric part of that.
         G = (dA.T @ f.A).mul_(self.half_lower)
         K = f.L_inv.T @ G @ f.L_inv
-        E_ZZ = torch.add(K, K.T).mul_(-0.5).mul_(self.kind.slope(*f.inducing)).fill_diagonal_(0.0)
+        # Without its factor of -1/2.
+        E_ZZ = torch.add(K, K.T, out=self._E_ZZ).fill_diagonal_(0.0)
+        columns = E_columns.sub_(self.passes.slopes(E_ZZ, *f.inducing)[1])
         # Minus ∂r²/∂z: Σ_b E_bi (x_b - z_i), and both sides of k(Z, Z).
-        rows = torch.add(E_columns, E_ZZ.sum(0), alpha=2.0)
-        d_Z, moved = self.passes.push(E.T @ f.X, E_ZZ @ f.Z, rows, f.Z, f.weight)
+        EX, EZ = torch.mm(E.T, f.X, out=self._EX), torch.mm(E_ZZ, f.Z, out=self._EZ)
+        d_Z, moved = self.passes.push(EX, EZ, columns, f.Z, f.weight, self._dZ)
         d_theta = None
         if self.learned.theta:
             # A longer lengthscale moves all points towards the origin, Z and rows alike.
-            moved = moved - self.passes.squares(E_rows, f.X, self._X2[:B])
+            moved.sub_(self.passes.squares(E_rows, f.X, self._X2[:B]))
             d_length = 2.0 * f.weight * moved
             if theta.shape[1] == 2:
                 d_length = d_length.sum(0, keepdim=True)

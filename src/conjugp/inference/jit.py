@@ -7,7 +7,6 @@ from typing import Any
 
 from numba import njit
 
-
 # Products and sums may become one operation; infinities and NaN stay what they are.
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True, "fastmath": {"contract"}}
 

@@ -17,6 +17,8 @@ from conjugp.kernels import RBF, Kernel, Matern12, Matern32, Matern52
 from conjugp.likelihoods.base import Likelihood
 from conjugp.likelihoods.logistic_softmax import LogisticSoftmax
 
+LEAST_RESIDUAL = 1e-6  # of the variance
+
 
 class Kind(NamedTuple):
     """A stationary kernel of variance 1: its value at r² and the derivative there."""
@@ -87,8 +89,11 @@ class Passes(NamedTuple):
     values: Callable[[Tensor, Tensor, float, Tensor], Tensor]
     # E (B, M), r², k, of which one is overwritten: E∘slope in place, its sums (B,) and (M,)
     slopes: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-    # EX (M, D), E_ZZ Z (M, D), the sums of E and E_ZZ (M,), Z, 1/ℓ²
-    push: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Pushed]
+    # A (B, M) and the variance: what A leaves of it (B,), and where rounding had that too low
+    residual: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    # EX and EZ (M, D), of which one is overwritten, sums of E (M,), Z, 1/ℓ², a buffer:
+    # the push is EX - EZ - sums·Z
+    push: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Pushed]
     adam: Callable[..., None] | None = None  # in the place of `Adam._step`
 
 
@@ -119,7 +124,7 @@ def plain(kernel: Kernel, likelihood: Likelihood, bound: str) -> Passes:
         E.mul_(kind.slope(r2, k))
         return E.sum(1), E.sum(0)
 
-    return Passes(sites, _norms, _squares, values, slopes, _push)
+    return Passes(sites, _norms, _squares, values, slopes, _residual, _push)
 
 
 def _norms(X: Tensor, X2: Tensor, weight: Tensor) -> Tensor:
@@ -130,27 +135,37 @@ def _squares(weight: Tensor, X: Tensor, X2: Tensor) -> Tensor:
     return weight @ X2
 
 
-def _push(EX: Tensor, EZ: Tensor, rows: Tensor, Z: Tensor, weight: Tensor) -> Pushed:
-    push = torch.add(EX, EZ, alpha=2.0).addcmul_(rows.unsqueeze(1), Z, value=-1.0)
+def _residual(A: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    explained = torch.linalg.vector_norm(A, dim=1).square_()
+    residual, floor = variance - explained, LEAST_RESIDUAL * variance
+    return torch.maximum(residual, floor), residual < floor
+
+
+def _push(EX: Tensor, EZ: Tensor, sums: Tensor, Z: Tensor, weight: Tensor, out: Tensor) -> Pushed:
+    push = torch.sub(EX, EZ, out=out).addcmul_(sums.unsqueeze(1), Z, value=-1.0)
     moved = EX.add_(push).mul_(Z).sum(0)
     return Pushed(push.mul_(-2.0 * weight), moved)
 
 
 def fast(kernel: Kernel, likelihood: Likelihood, bound: str, dtype: torch.dtype) -> Passes:
-    """By Numba where it is at hand, and what it does not know by torch."""
+    """By Numba where that works, and what it does not know by torch."""
     passes = plain(kernel, likelihood, bound)
     try:
         from conjugp.inference import compiled_passes, compiled_sites
-    except (ImportError, OSError, ValueError):  # not there, or without a library of its own
+
+        found = compiled_passes.load(dtype)
+        tight = type(likelihood) is LogisticSoftmax and bound == "tight"
+        sites = compiled_sites.load(dtype) if tight else passes.sites
+    except Exception:  # not there, or not for this machine: torch does the same, only slower
         return passes
-    found = compiled_passes.load(dtype)
-    passes = passes._replace(
-        norms=found.norms, squares=found.squares, push=found.push, adam=found.adam
+    rbf = type(kernel) is RBF
+    return Passes(
+        sites,
+        found.norms,
+        found.squares,
+        found.values if rbf and dtype == torch.float32 else passes.values,
+        found.slopes if rbf else passes.slopes,
+        found.residual,
+        found.push,
+        found.adam,
     )
-    if type(kernel) is RBF:
-        passes = passes._replace(slopes=found.slopes)
-        if dtype == torch.float32:
-            passes = passes._replace(values=found.values)
-    if type(likelihood) is LogisticSoftmax and bound == "tight":
-        passes = passes._replace(sites=compiled_sites.load(dtype))
-    return passes
