@@ -19,7 +19,7 @@ from conjugp.checkpoint import Journal
 from conjugp.data import Data, Dataset
 from conjugp.features import Features, basis, features, own_features
 from conjugp.inference import classes, svi
-from conjugp.inference.adam import Adam
+from conjugp.inference.adam import Adam, move
 from conjugp.inference.fused import FusedStep, Learned, Leaves, applies
 from conjugp.inference.passes import fast
 from conjugp.inference.rounds import Planned, Rounds
@@ -183,7 +183,7 @@ class Trainer:
         self._n_others = self._check_class_batch()
         self.journal = Journal()
         self._fused: FusedStep | None = None
-        self._adam_step: Callable[..., None] | None = None  # where it is compiled
+        self._adam_move = move
         self._rounds: Rounds | None = None
         # Whether fused steps are taken a round at a time.
         self._on_device = isinstance(data, Data) and data.X.is_cuda
@@ -196,7 +196,7 @@ class Trainer:
         self._leaves.append(s.mean.requires_grad_(self.settings.learn_mean))
         # Short second-moment memory: a fit takes hundreds of steps, not tens of thousands.
         leaves = [leaf.detach() for leaf in self._leaves]
-        self._adam = Adam(leaves, self.settings.momentum, beta2=0.99, step=self._adam_step)
+        self._adam = Adam(leaves, self.settings.momentum, beta2=0.99, move=self._adam_move)
 
     def _check_class_batch(self) -> int | None:
         """How many classes a step samples beside its labels; None if it sums over all."""
@@ -591,7 +591,7 @@ class Trainer:
         passes = None
         if s.Z.device.type == "cpu" and n_steps * batch * len(s.mean) >= _WORTH_COMPILING:
             passes = fast(s.template, cfg.likelihood, cfg.bound, s.Z.dtype)
-            self._adam_step = self._adam.step = passes.adam
+            self._adam_move = self._adam.move = passes.adam
         self._fused = FusedStep(
             s.template,
             cfg.likelihood,

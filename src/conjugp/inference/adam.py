@@ -11,6 +11,22 @@ import torch
 from torch import Tensor
 
 
+def move(
+    x: Tensor,
+    g: Tensor,
+    m: Tensor,
+    s: Tensor,
+    beta1: float,
+    beta2: float,
+    least: float,
+    length: float,
+) -> None:
+    """Moments m and s of the gradient g, and x moved along them; all in place."""
+    m.lerp_(g, 1 - beta1)
+    s.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+    x.addcdiv_(m, torch.sqrt(s).add_(least), value=-length)
+
+
 class Adam:
     """Bias-corrected first and second moments of each tensor's gradient."""
 
@@ -19,11 +35,11 @@ class Adam:
         tensors: list[Tensor],
         beta1: float = 0.9,
         beta2: float = 0.999,
-        step: Callable[..., None] | None = None,
+        move: Callable[..., None] = move,
     ) -> None:
-        """`step`: what takes the place of `_step`."""
+        """`move`: the function of this name here or one that does the same."""
         self.tensors, self.beta1, self.beta2 = tensors, beta1, beta2
-        self.step = step or self._step
+        self.move = move
         self.first = [torch.zeros_like(x) for x in tensors]
         self.second = [torch.zeros_like(x) for x in tensors]
         self.count = 0
@@ -39,23 +55,7 @@ class Adam:
         ):
             if g is not None:
                 length = rate * root_correction2 / correction1
-                self.step(x, g, m, s, self.beta1, self.beta2, 1e-8 * root_correction2, length)
-
-    def _step(
-        self,
-        x: Tensor,
-        g: Tensor,
-        m: Tensor,
-        s: Tensor,
-        beta1: float,
-        beta2: float,
-        least: float,
-        length: float,
-    ) -> None:
-        """Moments m and s of the gradient g, and x moved along them."""
-        m.lerp_(g, 1 - beta1)
-        s.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-        x.addcdiv_(m, torch.sqrt(s).add_(least), value=-length)
+                self.move(x, g, m, s, self.beta1, self.beta2, 1e-8 * root_correction2, length)
 
 
 class RowAdam:

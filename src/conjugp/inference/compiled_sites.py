@@ -404,6 +404,7 @@ def load(dtype: torch.dtype) -> Callable[..., Sites]:
         given = (x.contiguous().numpy() for x in (y, m, mean, v, weight))
         bound = function(*given, share or 0.0, tables, tuple(x.numpy() for x in out))
         r, dm, dv, theta = out
-        return Sites(torch.tensor(bound, dtype=dtype), r, theta, dm, dv)
+        slopes = (None, None) if share is None else (dm, dv)
+        return Sites(torch.tensor(bound, dtype=dtype), r, theta, *slopes)
 
     return sites

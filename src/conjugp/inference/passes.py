@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from conjugp.inference.adam import move
 from conjugp.inference.svi import MIN_PRECISION
 from conjugp.kernels import RBF, Kernel, Matern12, Matern32, Matern52
 from conjugp.likelihoods.base import Likelihood
@@ -94,7 +95,7 @@ class Passes(NamedTuple):
     # EX and EZ (M, D), of which one is overwritten, sums of E (M,), Z, 1/ℓ², a buffer:
     # the push is EX - EZ - sums·Z
     push: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Pushed]
-    adam: Callable[..., None] | None = None  # in the place of `Adam._step`
+    adam: Callable[..., None]  # `adam.move`
 
 
 def plain(kernel: Kernel, likelihood: Likelihood, bound: str) -> Passes:
@@ -124,7 +125,7 @@ def plain(kernel: Kernel, likelihood: Likelihood, bound: str) -> Passes:
         E.mul_(kind.slope(r2, k))
         return E.sum(1), E.sum(0)
 
-    return Passes(sites, _norms, _squares, values, slopes, _residual, _push)
+    return Passes(sites, _norms, _squares, values, slopes, _residual, _push, move)
 
 
 def _norms(X: Tensor, X2: Tensor, weight: Tensor) -> Tensor:
