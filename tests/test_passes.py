@@ -114,7 +114,8 @@ def test_sites_are_those_of_the_bound(seed, shape, means, variances, dtype):
     # float32 rounds what it returns, and its rule has fewer nodes.
     tol = 1e-11 if dtype == torch.float64 else 3e-7
     size = 1 + m.double().abs()
-    for x, truth, unit in zip(found, exact, (size.sum(), size, 1.0, 1.0, 1.0), strict=True):
+    units = ((size + v.double().sqrt()).sum(), size, 1.0, 1.0, 1.0)
+    for x, truth, unit in zip(found, exact, units, strict=True):
         assert x is not None and bool(x.isfinite().all())
         error = (x.double() - truth).abs() / unit
         assert float(error.max()) < tol

@@ -46,7 +46,7 @@ _LOG = tuple(2 / i for i in range(21, 0, -2))
 _CENTRE = 3.75  # (1 + 2z) erfcx(z) is smooth in (z − centre)/(z + centre)
 
 
-def _of_ratio(t: Array) -> Array:
+def _of_ratio(t: Array) -> Any:
     z = _CENTRE * (1 + t) / (1 - t)
     return np.where(z < 1e15, (1 + 2 * z) * erfcx(z), 2 / math.sqrt(math.pi))
 
@@ -290,14 +290,14 @@ def _softplus(a: Array, v: Array, found: Array, tables: Any) -> None:
 
 def _tight(
     y: Any, m: Any, mean: Any, v: Any, weight: Any, share: float, tables: Any, out: Any
-) -> float:
-    """See `tight`."""
+) -> Any:
+    """The weighted bound; r, dm, dv and the precision into `out` (`passes.Sites`, B8, B9)."""
     r, dm, dv, theta = out
     B, C = m.shape
     n = B * C
     a, b, var = np.empty(n), np.empty(n), np.empty(n)
     own_a, own_v, own_up = np.empty(B), np.empty(B), np.empty(B)
-    bound, nothing = 0.0, 0.0
+    bound = nothing = 0.0
     for i in range(B):
         if not 0 <= y[i] < C:
             raise IndexError("a label is not one of the classes")
