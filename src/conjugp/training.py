@@ -66,7 +66,10 @@ class Settings:
     # Minibatch steps that ranks take on their own rows between two sums over all.
     local_steps: int = 1
     momentum: float = 0.9  # Adam's
-    inducing_rate: float = 1.0  # what its rate is multiplied by for inducing points
+    # What its rate is multiplied by, for kernels and for inducing points.
+    kernel_rate: float = 1.0
+    inducing_rate: float = 1.0
+    settled: int = 5  # steps of q alone, before it says anything about hyperparameters
 
 
 @dataclass
@@ -177,7 +180,7 @@ class Trainer:
         self.learning = settings.learn_kernel or settings.learn_mean or settings.learn_inducing
         self._cache: list[Features] | None = None
         self._start_theta = state.theta.clone()
-        self._factors = (1.0, settings.inducing_rate, 1.0)  # of the rate, by leaf
+        self._factors = (settings.kernel_rate, settings.inducing_rate, 1.0)  # of the rate, by leaf
         self._failures = 0
         self._rate = settings.learning_rate
         self._n_others = self._check_class_batch()
@@ -237,7 +240,7 @@ class Trainer:
         for _ in range(n_steps):
             try:
                 q = moments(self.state.q)
-                gradients = self.learning and self.state.step >= 5
+                gradients = self.learning and self.state.step >= self.settings.settled
                 stats = self._pass(part, q, 1.0, gradients)
                 elbo = float(stats.bound) / share - float(kl(q))
                 if not math.isfinite(elbo):
@@ -521,7 +524,7 @@ class Trainer:
             if elbo is not None:
                 return elbo
         q = moments(self.state.q)
-        gradients = self.learning and self.state.step >= 5
+        gradients = self.learning and self.state.step >= self.settings.settled
         stats = self._everywhere(lambda: self._pass(part, q, scale, gradients), gradients)
         elbo = scale * float(stats.bound) - float(kl(q))
         if not math.isfinite(elbo):
@@ -540,7 +543,7 @@ class Trainer:
         The ELBO of every step since the last average, the same on all ranks; none between two.
         """
         s = self.state
-        gradients = self.learning and s.step >= 5
+        gradients = self.learning and s.step >= self.settings.settled
         own.n += 1
         weight = float(part.weight.sum())
         if weight and not own.failed:
@@ -608,7 +611,7 @@ class Trainer:
 
     def _ready(self) -> bool:
         """Whether a whole round can be taken on the device."""
-        settled = self.state.step >= 5 or not self.learning
+        settled = self.state.step >= self.settings.settled or not self.learning
         return self._fused is not None and self._on_device and settled
 
     def _round(
@@ -650,7 +653,7 @@ class Trainer:
     ) -> float | None:
         """The same in closed form; None, and nothing done, where a matrix needs more jitter."""
         s = self.state
-        gradients = self.learning and s.step >= 5
+        gradients = self.learning and s.step >= self.settings.settled
         leaves = Leaves(*(leaf.detach() for leaf in self._leaves))
         found = fused.evaluate(leaves, s.q, part.X, part.y, scale * part.weight, gradients)
         if bool(found.failed):
@@ -706,7 +709,7 @@ class Trainer:
         stands = classes.balance(drawn, self._by_class, _OWN_ROWS)
         new = Posterior(s.q.h[drawn.index], s.q.P[drawn.index])
         q = moments(new)
-        gradients = self.learning and s.step >= 5
+        gradients = self.learning and s.step >= self.settings.settled
         with torch.set_grad_enabled(gradients and (cfg.learn_kernel or cfg.learn_inducing)):
             b = basis(s.kernels, s.Z, cfg.jitter)
             f = features(b, part.X)
