@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numba import njit
+from numba import config, njit
 from scipy.special import erfcx
 
 import conjugp.inference
@@ -264,14 +264,18 @@ def test_small_fits_do_without(monkeypatch):
     fitted(weighted(torch.float32), max_epochs=3)
 
 
-def test_without_numba_torch_does_it(monkeypatch):
+@pytest.mark.parametrize("why", ["not installed", "told not to compile"])
+def test_without_numba_torch_does_it(why, monkeypatch):
     data = weighted(torch.float64)
     expected = fitted(data, max_epochs=4)
     for name in ("compiled_passes", "compiled_sites"):
         monkeypatch.delattr(conjugp.inference, name)
         monkeypatch.delitem(sys.modules, f"conjugp.inference.{name}")
     monkeypatch.delitem(sys.modules, "conjugp.inference.jit")
-    monkeypatch.setitem(sys.modules, "numba", None)  # as if it were not installed
+    if why == "not installed":
+        monkeypatch.setitem(sys.modules, "numba", None)
+    else:
+        monkeypatch.setattr(config, "DISABLE_JIT", 1)
     monkeypatch.setattr(training, "_WORTH_COMPILING", 0)
     assert fast(KERNEL, LIKELIHOOD, "tight", torch.float64).adam is move
     assert fitted(data, max_epochs=4).history == expected.history

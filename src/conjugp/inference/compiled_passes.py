@@ -33,10 +33,10 @@ def _exp(x: Any) -> Any:
     return p * np.int32((np.float32(t).view(np.int32) << 23) + (127 << 23)).view(np.float32)
 
 
-def _norms(X: Any, weight: Any, out: Any) -> None:
+def _norms(X: Any, weight: Any, zero: Any, out: Any) -> None:
     for i in range(len(X)):
-        s = weight[0] * X[i, 0] * X[i, 0]
-        for d in range(1, X.shape[1]):
+        s = zero
+        for d in range(X.shape[1]):
             s += weight[d] * X[i, d] * X[i, d]
         out[i] = s
 
@@ -60,10 +60,10 @@ def _values(r2: Any, x2: Any, tiny: Any, farthest: Any, k: Any) -> None:
             k[i, j] = _exp(np.float32(-0.5) * r)
 
 
-def _slopes(E: Any, k: Any, half: Any, rows: Any, columns: Any) -> None:
+def _slopes(E: Any, k: Any, zero: Any, half: Any, rows: Any, columns: Any) -> None:
     columns[:] = 0
     for i in range(len(E)):
-        s = half - half
+        s = zero
         for j in range(E.shape[1]):
             e = -half * E[i, j] * k[i, j]
             E[i, j] = e
@@ -74,10 +74,9 @@ def _slopes(E: Any, k: Any, half: Any, rows: Any, columns: Any) -> None:
 
 def _residual(A: Any, variance: Any, floor: Any, residual: Any, at_floor: Any) -> None:
     for i in range(len(A)):
-        s = variance - variance
+        left = variance
         for j in range(A.shape[1]):
-            s += A[i, j] * A[i, j]
-        left = variance - s
+            left -= A[i, j] * A[i, j]
         at_floor[i] = left < floor
         residual[i] = floor if left < floor else left
 
@@ -116,9 +115,9 @@ def load(dtype: torch.dtype) -> Loaded:
     """The passes for contiguous tensors of a dtype."""
     real = types.float32 if dtype == torch.float32 else types.float64
     M, v, void = real[:, ::1], real[::1], types.void
-    norms_ = compiled(_norms, void(M, v, v), sums=True)
+    norms_ = compiled(_norms, void(M, v, real, v), sums=True)
     squares_ = compiled(_squares, void(v, M, v))
-    slopes_ = compiled(_slopes, void(M, M, real, v, v), sums=True)
+    slopes_ = compiled(_slopes, void(M, M, real, real, v, v), sums=True)
     residual_ = compiled(_residual, void(M, real, real, v, types.boolean[::1]), sums=True)
     push_ = compiled(_push, void(M, M, v, M, v, real, M, v))
     adam_ = compiled(_adam, void(v, v, v, v, real, real, real, real))
@@ -129,7 +128,7 @@ def load(dtype: torch.dtype) -> Loaded:
 
     def norms(X: Tensor, X2: Tensor, weight: Tensor) -> Tensor:
         out = X.new_empty(len(X))
-        norms_(X.contiguous().numpy(), weight.contiguous().numpy(), out.numpy())
+        norms_(X.contiguous().numpy(), weight.contiguous().numpy(), 0.0, out.numpy())
         return out
 
     def squares(weight: Tensor, X: Tensor, X2: Tensor) -> Tensor:
@@ -143,7 +142,7 @@ def load(dtype: torch.dtype) -> Loaded:
 
     def slopes(E: Tensor, r2: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         rows, columns = E.new_empty(len(E)), E.new_empty(E.shape[1])
-        slopes_(E.numpy(), k.numpy(), 0.5, rows.numpy(), columns.numpy())
+        slopes_(E.numpy(), k.numpy(), 0.0, 0.5, rows.numpy(), columns.numpy())
         return rows, columns
 
     def residual(A: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import njit
+from numba import config, njit
+
+if config.DISABLE_JIT:  # type: ignore[attr-defined]
+    raise ImportError("Numba is told not to compile (NUMBA_DISABLE_JIT)")
 
 # Products and sums may become one operation; infinities and NaN stay what they are.
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True, "fastmath": {"contract"}}
