@@ -113,11 +113,11 @@ def kmeans(
     X, weight = X[sample], weight[sample].to(X.dtype)
     if lengths is not None:
         X = X / lengths
-    Z = _seed(X, weight, k, generator)
+    Z, weighted = _seed(X, weight, k, generator), X * weight.unsqueeze(1)
     for _ in range(n_iter):
         nearest = torch.addmm(Z.square().sum(1), X, Z.T, alpha=-2).argmin(1)
         mass = torch.zeros(k, dtype=X.dtype, device=X.device).index_add_(0, nearest, weight)
-        total = torch.zeros_like(Z).index_add_(0, nearest, X * weight.unsqueeze(1))
+        total = torch.zeros_like(Z).index_add_(0, nearest, weighted)
         held = mass > 0
         Z[held] = total[held] / mass[held].unsqueeze(1)
     return Z if lengths is None else Z * lengths
@@ -132,7 +132,7 @@ def _seed(X: Tensor, weight: Tensor, k: int, generator: torch.Generator) -> Tens
     if k > _SEED_LIMIT:
         return X[_draw(weight, k, generator)].clone()
     chosen = _draw(weight, 1, generator)
-    norm, free = X.square().sum(1), weight.clone()
+    norm, free = torch.linalg.vector_norm(X, dim=1).square_(), weight.clone()
     distance = torch.full_like(norm, float("inf"))
     new, size = chosen, 1 if k <= _ONE_BY_ONE else -(-(k - 1) // 8)
     while len(chosen) < k:
