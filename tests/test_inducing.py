@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conjugp.data import Data
 from conjugp.inducing import STRATEGIES, by_class, choose, greedy, kmeans
 from conjugp.kernels import RBF
 from problems import blobs, generator
@@ -128,7 +129,7 @@ def test_by_class_gives_every_class_its_share(sizes, n, seed):
     rng = np.random.default_rng(seed)
     y = torch.tensor(rng.permutation(np.repeat(np.arange(len(sizes)), sizes)))
     X = torch.tensor(rng.standard_normal((len(y), 2))) + 1000.0 * y.unsqueeze(1)
-    Z = by_class(X, y, unit(len(y)), n, len(sizes), generator(seed))
+    Z = by_class(Data(X, y, unit(len(y)), len(sizes)), n, generator(seed))
     assert len(Z) <= n and torch.isfinite(Z).all()
     of_class = (Z[:, 0] / 1000).round().long()  # classes are far apart, so centres tell theirs
     counts = torch.bincount(of_class, minlength=len(sizes))
@@ -148,7 +149,7 @@ def test_by_class_shares_go_with_the_root_of_size():
     g = generator()
     X = torch.randn(2100, 2, dtype=torch.float64, generator=g) + 1000.0 * y.unsqueeze(1)
     order = torch.randperm(2100, generator=g)
-    Z = by_class(X[order], y[order], unit(2100), 70, 3, g)
+    Z = by_class(Data(X[order], y[order], unit(2100), 3), 70, g)
     counts = torch.bincount((Z[:, 0] / 1000).round().long())
     assert counts.tolist() == [10, 20, 40]
     # In random order: the first few are a sample of all.

@@ -22,6 +22,7 @@ from conjugp.checkpoint import Journal
 from conjugp.covariance import NONE
 from conjugp.data import Data, Dataset, class_rank
 from conjugp.decoupled import KernelRows, MeanSettings
+from conjugp.deferred import Deferred
 from conjugp.ep_training import EPTrainer
 from conjugp.inference.mean import Interrupted
 from conjugp.joint import JointSettings, learn_kernel
@@ -49,6 +50,7 @@ REFINE_ROWS, REFINE_INDUCING = 24_000, 2400  # for a last look at the lengthscal
 SPHERE_FEATURES = 16  # from here on the rows may be an embedding, of which directions matter
 ELBO_ROWS, ELBO_PAIRS = 4096, 2**20  # rows, times classes, that stand for all in the ELBO
 LIKELIHOOD_ROWS = 10_000  # and where a likelihood's own parameters are learned
+READS = 2  # epochs up to which rows are scaled whenever they are read
 FOLDS = 5
 LIKELIHOOD_ROUNDS = 3  # fits in turn of q and of a likelihood's own parameters
 CROSS_FIT_ROWS = 5000  # up to here folds, not one hold-out, give the temperature
@@ -149,16 +151,18 @@ class Fitter:
         mean: Tensor,
         by_class: bool = False,
     ) -> State:
-        p, some = self.plan, data.sample()
+        p = self.plan
         if isinstance(p.inducing, Tensor):
             few = torch.randperm(len(p.inducing), generator=self.generator)[:n_inducing]
-            Z = p.inducing if n_inducing >= len(p.inducing) else p.inducing[few.to(some.X.device)]
+            few = few.to(data.like.device)
+            Z = p.inducing if n_inducing >= len(p.inducing) else p.inducing[few]
         else:
             if by_class and p.inducing == "kmeans":
-                Z = class_centres(kernel, some, n_inducing, self.generator)
+                labelled = data.sampled() if isinstance(data, Deferred) else data.sample()
+                Z = class_centres(kernel, labelled, n_inducing, self.generator)
             else:
-                how = (p.inducing, some.X, some.weight, n_inducing, kernel, self.generator)
-                Z = inducing.choose(*how)
+                X, _, weight, _ = data.sample()
+                Z = inducing.choose(p.inducing, X, weight, n_inducing, kernel, self.generator)
             Z = data.group.same_tensor(Z)
         kernels = [kernel] * (1 if p.shared_kernel else data.n_classes)
         return initial_state(kernels, Z, mean.clone())
@@ -216,9 +220,13 @@ class Fitter:
         train, held = data, None
         if calibrate and not full:
             train, held, data = data.hold_out(p.options.hold_out)
-            self.data = data
-            if not held.n:  # with too few rows for a hold-out, folds do instead
-                held = None
+        often = full or p.max_epochs > READS or p.class_batch is not None or p.inference == "ep"
+        if isinstance(data, Deferred) and often:
+            data = data.rows(0, None)
+            train = data.rows(0, train.n)
+        self.data = data
+        if held is not None and not held.n:  # with too few rows for a hold-out, folds do instead
+            held = None
         # A variance given asks for the usual start, as the paper has it, and for the usual Adam.
         usual = full or bool(p.options.initial_variance)
         state = None if warm is None else self._resumed(warm, train, not usual)
@@ -321,6 +329,9 @@ class Fitter:
         # Few rows are all trained on in the end, so more of them can choose the kernel.
         share = max(p.options.hold_out, min(0.3, 500 / self.data.n))
         train, held, data = self.data.hold_out(share)
+        if isinstance(data, Deferred):
+            data = data.rows(0, None)
+            train, held = data.rows(0, train.n), data.rows(train.n, None)
         self.data = data
         by_elbo = p.learn_kernel and p.options.mean_training == "elbo" and p.family != NONE
         if warm is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from conjugp.data import by_label
+from conjugp.data import Labelled, by_label
 from conjugp.kernels import Kernel
 
 STRATEGIES = ("kmeans", "greedy", "random")
@@ -42,25 +44,27 @@ def choose(
 
 
 def by_class(
-    X: Tensor,
-    y: Tensor,
-    weight: Tensor,
+    data: Labelled,
     n: int,
-    n_classes: int,
     generator: torch.Generator,
     lengths: Tensor | None = None,
+    view: Callable[[Tensor], Tensor] = lambda X: X,
 ) -> Tensor:
     """About `n` k-means centres, each class getting a share in the square root of its size.
 
     In random order, so that the first few are a sample of all. With too many classes for a centre
-    or two each, they share the centres. Distances are measured after division by `lengths` (D,).
+    or two each, they share the centres. Distances are measured after division by `lengths` (D,),
+    between what `view` makes of rows.
     """
+    y, n_classes = data.y, data.n_classes
     if 2 * n_classes > n:
+        whole = data.rows(0, None)
+        X = view(whole.X)
         if lengths is None:
-            return choose("kmeans", X, weight, n, None, generator)
-        return choose("kmeans", X / lengths, weight, n, None, generator) * lengths
+            return choose("kmeans", X, whole.weight, n, None, generator)
+        return choose("kmeans", X / lengths, whole.weight, n, None, generator) * lengths
     members = torch.bincount(y, minlength=n_classes)
-    counts = members.to(X.dtype)
+    counts = members.to(data.like.dtype)
     share = counts.sqrt()
     quota = torch.zeros_like(counts)
     # Classes too small for their share take all their rows, and the others take up the rest.
@@ -77,10 +81,11 @@ def by_class(
         if not len(rows):
             continue
         k = max(1, int(quota[c]))
-        some = rows[: max(_LEAST_ROWS, _ROWS_PER_CENTRE * k)]  # as many as k-means looks at
-        Xc = X[some]
+        # As many as k-means looks at.
+        some = data.take(rows[: max(_LEAST_ROWS, _ROWS_PER_CENTRE * k)])
+        Xc = view(some.X)
         if k < len(rows):
-            Xc = kmeans(Xc, weight[some], k, generator, lengths=lengths)
+            Xc = kmeans(Xc, some.weight, k, generator, lengths=lengths)
         centres.append(Xc)
     Z = torch.unique(torch.cat(centres), dim=0)
     return Z[torch.randperm(len(Z), generator=generator).to(Z.device)][:n]

@@ -15,7 +15,6 @@ import numpy as np
 
 from conjugp.threads import blocks, each
 
-
 _HASHED = 1 << 15  # numbers hashed at a time
 
 

@@ -49,8 +49,7 @@ class Scaling(NamedTuple):
         n = len(X) if place is None else len(place)
         found = torch.empty(n, X.shape[1], dtype=dtype)
         out = found.numpy()
-        # Kernels square their inputs, so those squares have to be finite too.
-        limit = 0.1 * torch.finfo(dtype).max ** 0.5
+        limit = self.limit(dtype)
 
         def work(some: Iterator[slice]) -> None:
             same = out.dtype == X.dtype
@@ -73,6 +72,11 @@ class Scaling(NamedTuple):
 
         each(blocks(n, X.shape[1]), work)
         return found.to(device)
+
+    @staticmethod
+    def limit(dtype: torch.dtype) -> float:
+        """Kernels square their inputs, so those squares have to be finite too."""
+        return 0.1 * torch.finfo(dtype).max ** 0.5
 
     def uncentred(self) -> Scaling:
         """The same units with the user's origin."""

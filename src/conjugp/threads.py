@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 BLOCK = 1 << 17  # numbers worked on at a time: they stay in a processor's cache
+FEW = 12  # blocks that one thread is done with before others have started
 
 
 def blocks(n: int, width: int, size: int | None = None) -> list[slice]:
@@ -19,7 +20,7 @@ def blocks(n: int, width: int, size: int | None = None) -> list[slice]:
 def each(parts: list[slice], work: Callable[[Iterator[slice]], None]) -> None:
     """Let every thread `work` on those parts that no other has taken."""
     threads, rest = min(torch.get_num_threads(), len(parts)), iter(parts)
-    if threads <= 1:
+    if threads <= 1 or len(parts) <= FEW:
         work(rest)
         return
     with ThreadPoolExecutor(threads, "blocks") as pool:
