@@ -88,6 +88,33 @@ def test_kmeans_iterations_lower_the_cost():
     assert (np.diff(costs) <= 1e-9).all() and costs[-1] < 0.95 * costs[0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kmeans_of_wide_rows(dtype, monkeypatch):
+    """Distances in few directions do as well as all; centres are means in all features."""
+    g = generator()
+    ten = torch.randn(10, 300, generator=g)
+    X = (torch.randn(1500, 10, generator=g) @ ten + torch.randn(1500, 300, generator=g)).to(dtype)
+    w = torch.linspace(0.1, 3, 1500).to(dtype)
+    Z = kmeans(X, w, 12, generator(1), lengths=torch.linspace(0.5, 2, 300).to(dtype))
+    assert Z.shape == (12, 300) and Z.dtype == dtype
+    few = [cost(X, w, kmeans(X, w, 12, generator(s))) for s in range(4)]
+    monkeypatch.setattr("conjugp.inducing._DIRECTIONS", 151)
+    full = [cost(X, w, kmeans(X, w, 12, generator(s))) for s in range(4)]
+    assert sum(few) < 1.01 * sum(full)
+    # With as many centres as rows every centre is a row, all digits of it.
+    monkeypatch.undo()
+    Z = kmeans(X[:40], w[:40], 40, generator())
+    torch.testing.assert_close(torch.unique(Z, dim=0), torch.unique(X[:40], dim=0))
+
+
+@pytest.mark.parametrize("k", [5, 400])
+def test_kmeans_of_wide_rows_that_are_few_or_alike(k):
+    X = torch.tensor([[0.0, 1.0], [2.0, 3.0], [5.0, 5.0]]).repeat(200, 100)
+    Z = kmeans(X, torch.ones(600), k, generator())
+    assert Z.shape == (k, 200)
+    assert torch.cdist(Z, X).amin(1).max() < 1e-4
+
+
 @pytest.mark.parametrize("k", [5, 400])
 def test_kmeans_with_many_equal_rows(k):
     """Fewer distinct rows than centres: no NaN, no centre elsewhere."""

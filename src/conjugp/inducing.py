@@ -16,6 +16,7 @@ STRATEGIES = ("kmeans", "greedy", "random")
 _SEED_LIMIT = 300  # beyond this many centres a random start does
 _ONE_BY_ONE = 16  # seeds
 _LEAST_ROWS, _ROWS_PER_CENTRE = 2000, 16  # that k-means looks at
+_DIRECTIONS, _DIRECTION_ROWS = 64, 500  # in which it measures distances, and rows that show them
 
 
 def choose(
@@ -118,24 +119,39 @@ def kmeans(
     X, weight = X[sample], weight[sample].to(X.dtype)
     if lengths is not None:
         X = X / lengths
-    Z, weighted = _seed(X, weight, k, generator), X * weight.unsqueeze(1)
+    # Who belongs together shows in few directions; the centres themselves are means of rows.
+    flat = X @ _directions(X) if X.shape[1] >= 2 * _DIRECTIONS else X
+    chosen = _seed(flat, weight, k, generator)
+    Z, nearest = flat[chosen], None
+    weighted = flat * weight.unsqueeze(1)
     for _ in range(n_iter):
-        nearest = torch.addmm(Z.square().sum(1), X, Z.T, alpha=-2).argmin(1)
-        mass = torch.zeros(k, dtype=X.dtype, device=X.device).index_add_(0, nearest, weight)
-        total = torch.zeros_like(Z).index_add_(0, nearest, weighted)
-        held = mass > 0
-        Z[held] = total[held] / mass[held].unsqueeze(1)
+        nearest = torch.addmm(Z.square().sum(1), flat, Z.T, alpha=-2).argmin(1)
+        Z = _means(weighted, weight, nearest, Z)
+    Z = X[chosen] if nearest is None else _means(X * weight.unsqueeze(1), weight, nearest, X[chosen])
     return Z if lengths is None else Z * lengths
 
 
+def _means(weighted: Tensor, weight: Tensor, nearest: Tensor, Z: Tensor) -> Tensor:
+    """The mean of the rows of every centre; one without rows stays where it is in Z (k, D)."""
+    mass = weight.new_zeros(len(Z)).index_add_(0, nearest, weight)
+    total = torch.zeros_like(Z).index_add_(0, nearest, weighted)
+    return torch.where(mass.unsqueeze(1) > 0, total / mass.unsqueeze(1), Z)
+
+
+def _directions(X: Tensor) -> Tensor:
+    """Orthogonal directions (D, d) in which rows differ most: a step of subspace iteration."""
+    some = X[:_DIRECTION_ROWS] - X[:_DIRECTION_ROWS].mean(0)
+    return torch.linalg.qr(some.T @ (some @ some[:_DIRECTIONS].T))[0]
+
+
 def _seed(X: Tensor, weight: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """k-means++: seeds are drawn with probability weight × squared distance to those before.
+    """Which rows k-means++ starts from, (k,): drawn with probability weight × squared distance to those before.
 
     Few are drawn one by one; of many, an eighth at a time: about as good, and few large products
     instead of many small ones.
     """
     if k > _SEED_LIMIT:
-        return X[_draw(weight, k, generator)].clone()
+        return _draw(weight, k, generator)
     chosen = _draw(weight, 1, generator)
     norm, free = torch.linalg.vector_norm(X, dim=1).square_(), weight.clone()
     distance = torch.full_like(norm, float("inf"))
@@ -150,7 +166,7 @@ def _seed(X: Tensor, weight: Tensor, k: int, generator: torch.Generator) -> Tens
         p = torch.maximum(p, 1e-12 * p.max() * free).where(p.sum() > 0, free)
         new = _draw(p, min(k - len(chosen), size), generator)
         chosen = torch.cat([chosen, new])
-    return X[chosen].clone()
+    return chosen
 
 
 def _draw(weight: Tensor, n: int, generator: torch.Generator) -> Tensor:
