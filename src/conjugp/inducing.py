@@ -119,15 +119,17 @@ def kmeans(
     X, weight = X[sample], weight[sample].to(X.dtype)
     if lengths is not None:
         X = X / lengths
-    # Who belongs together shows in few directions; the centres themselves are means of rows.
+    # Who belongs together shows in few directions.
     flat = X @ _directions(X) if X.shape[1] >= 2 * _DIRECTIONS else X
-    chosen = _seed(flat, weight, k, generator)
-    Z, nearest = flat[chosen], None
-    weighted = flat * weight.unsqueeze(1)
+    chosen, nearest = _seed(flat, weight, k, generator), None
+    Z, weighted = flat[chosen], flat * weight.unsqueeze(1)
     for _ in range(n_iter):
         nearest = torch.addmm(Z.square().sum(1), flat, Z.T, alpha=-2).argmin(1)
         Z = _means(weighted, weight, nearest, Z)
-    Z = X[chosen] if nearest is None else _means(X * weight.unsqueeze(1), weight, nearest, X[chosen])
+    if flat is not X:  # the centres are means of whole rows
+        Z = X[chosen]
+        if nearest is not None:
+            Z = _means(X * weight.unsqueeze(1), weight, nearest, Z)
     return Z if lengths is None else Z * lengths
 
 
@@ -141,14 +143,16 @@ def _means(weighted: Tensor, weight: Tensor, nearest: Tensor, Z: Tensor) -> Tens
 def _directions(X: Tensor) -> Tensor:
     """Orthogonal directions (D, d) in which rows differ most: a step of subspace iteration."""
     some = X[:_DIRECTION_ROWS] - X[:_DIRECTION_ROWS].mean(0)
+    some = some / some.abs().max().clamp(min=torch.finfo(X.dtype).tiny)  # lest cubes overflow
     return torch.linalg.qr(some.T @ (some @ some[:_DIRECTIONS].T))[0]
 
 
 def _seed(X: Tensor, weight: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """Which rows k-means++ starts from, (k,): drawn with probability weight × squared distance to those before.
+    """Which rows k-means++ starts from, (k,).
 
-    Few are drawn one by one; of many, an eighth at a time: about as good, and few large products
-    instead of many small ones.
+    They are drawn with probability weight × squared distance to those before. Few are drawn one
+    by one; of many, an eighth at a time: about as good, and few large products instead of many
+    small ones.
     """
     if k > _SEED_LIMIT:
         return _draw(weight, k, generator)
