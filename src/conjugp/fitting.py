@@ -255,7 +255,7 @@ class Fitter:
                 learn_kernel=False,
                 learn_mean=False,
                 learn_inducing=False,
-                max_steps=max(5, min(50, last_state.step // 8)),
+                max_steps=max(7, min(50, last_state.step // 4)),
                 min_step=0.02,
                 step_exponent=1.0,
                 first_step=20,
