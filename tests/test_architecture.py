@@ -20,7 +20,10 @@ LAYERS = [
         *("numerics", "parameters", "metrics", "rows", "options", "files", "face", "codec"),
         *("checkpoint", "posthoc", "launches", "group", "threads"),
     },
-    {"kernels", "likelihoods", "scaling", "plotting", "data", "spool", "sources", "shards"},
+    {
+        *("kernels", "likelihoods", "scaling", "plotting", "data", "deferred", "spool"),
+        *("sources", "shards"),
+    },
     {"features", "posterior", "covariance", "inducing"},
     {"inference", "prediction", "calibration", "conformal"},
     {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ from conjugp import FitOptions, GPClassifier
 from conjugp import decoupled as decoupled_module
 from conjugp.calibration import VARIANCE_SCALES, fit_calibration
 from conjugp.data import Data
+from conjugp.features import basis, features
 from conjugp.fitting import (
     FOLDS,
+    Fitter,
     cache_bytes,
     estimated_elbo,
     folds,
@@ -26,7 +29,10 @@ from conjugp.fitting import (
     largest_classes,
     only_classes,
 )
+from conjugp.inference.svi import clamp
 from conjugp.kernels import RBF
+from conjugp.model import coupled
+from conjugp.posterior import Posterior
 from conjugp.progress import ProgressBar
 from conjugp.training import Progress, initial_state
 from faces import decoupled, fitted_attributes, fixed, minibatch, toy
@@ -342,6 +348,59 @@ def test_rows_held_out_do_not_unsettle_the_posterior():
     last = [value for stage, value in stages if stage == "fit"][-1]
     after = [value for stage, value in stages if stage == "all rows"]
     assert all(value > last - 0.25 * abs(last) for value in after)
+
+
+@quiet
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"shared_kernel": False}, {"likelihood": "softmax"}, {"batch_size": 100}],
+    ids=str,
+)
+def test_rows_held_out_are_taken_in_by_one_step(changes, monkeypatch):
+    """q moves towards what these rows alone, scaled up, say of it; the temperature is that of q."""
+    A, labels = toy(900, 3)
+    weight = np.random.default_rng(0).uniform(0.5, 2.0, 900)
+    seen = []
+    taken_in = Fitter._taken_in
+
+    def spy(self, state, held, total):
+        out = taken_in(self, state, held, total)
+        seen.append((self.plan, deepcopy(state), held, total, deepcopy(out[0]), out[1]))
+        return out
+
+    monkeypatch.setattr(Fitter, "_taken_in", spy)
+    clf = minibatch(temperature="auto", max_epochs=3, **changes).fit(A, labels, weight)
+    [(plan, state, held, total, after, calibration)] = seen
+    assert 60 < held.n <= 90 and total == pytest.approx(weight.sum())
+    model = coupled(state, plan.likelihood, plan.bound)
+    m, v = model.latent(held.X)
+    found = fit_calibration(plan.likelihood, m, v, held.y, held.weight)
+    assert calibration.temperature == pytest.approx(found.temperature, rel=1e-4)
+    assert clf.temperature_ == calibration.temperature
+    # Row by row and class by class (Q3, Q4).
+    rho = held.n / (held.n + 0.5 * plan.batch_size * state.step**0.6)
+    assert 0.05 < rho < 0.5
+    site = clamp(plan.likelihood.site(held.y, m, v, plan.bound), m)
+    f = features(basis(state.kernels, state.Z), held.X)
+    scale = total / float(held.weight.sum())
+    for c in range(3):
+        F = f.A[c % len(f.A)]
+        theta = scale * held.weight * site.precision[:, c]
+        r = scale * held.weight * (site.potential[:, c] - site.precision[:, c] * state.mean[c])
+        P = torch.eye(len(F), dtype=F.dtype) + sum(
+            t * torch.outer(a, a) for t, a in zip(theta, F.T, strict=True)
+        )
+        h = (1 - rho) * state.q.h[c] + rho * (F @ r)
+        torch.testing.assert_close(after.q.h[c], h, rtol=1e-6, atol=1e-8)
+        P = (1 - rho) * state.q.P[c] + rho * P
+        torch.testing.assert_close(after.q.P[c], P, rtol=1e-6, atol=1e-8)
+
+
+@quiet
+def test_sites_that_overflow_are_not_taken_in(monkeypatch):
+    monkeypatch.setattr("conjugp.fitting.svi.update", lambda q, *_: Posterior(q.h, q.P * np.inf))
+    clf = minibatch(temperature="auto", max_epochs=3).fit(*toy(900, 3))
+    assert np.isfinite(clf.predict_proba(X)).all()
 
 
 @quiet

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conjugp.data import Data
 from conjugp.inducing import STRATEGIES, by_class, choose, greedy, kmeans
 from conjugp.kernels import RBF
 from problems import blobs, generator
@@ -87,6 +88,34 @@ def test_kmeans_iterations_lower_the_cost():
     assert (np.diff(costs) <= 1e-9).all() and costs[-1] < 0.95 * costs[0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kmeans_of_wide_rows(dtype, monkeypatch):
+    """Distances in few directions do as well as all; centres are means in all features."""
+    g = generator()
+    ten = torch.randn(10, 300, generator=g)
+    X = (torch.randn(1500, 10, generator=g) @ ten + torch.randn(1500, 300, generator=g)).to(dtype)
+    w = torch.linspace(0.1, 3, 1500).to(dtype)
+    Z = kmeans(X, w, 12, generator(1), lengths=torch.linspace(0.5, 2, 300).to(dtype))
+    assert Z.shape == (12, 300) and Z.dtype == dtype
+    few = [cost(X, w, kmeans(X, w, 12, generator(s))) for s in range(4)]
+    monkeypatch.setattr("conjugp.inducing._DIRECTIONS", 151)
+    full = [cost(X, w, kmeans(X, w, 12, generator(s))) for s in range(4)]
+    assert sum(few) < 1.01 * sum(full)
+    # With as many centres as rows every centre is a row, all digits of it.
+    monkeypatch.undo()
+    Z = kmeans(X[:40], w[:40], 40, generator())
+    torch.testing.assert_close(torch.unique(Z, dim=0), torch.unique(X[:40], dim=0))
+
+
+@pytest.mark.parametrize("k", [5, 400])
+@pytest.mark.parametrize("unit", [0.0, 1e-18, 1.0, 1e17])
+def test_kmeans_of_wide_rows_that_are_few_or_alike(k, unit):
+    X = unit * torch.tensor([[0.0, 1.0], [2.0, 3.0], [5.0, 5.0]]).repeat(200, 100)
+    Z = kmeans(X, torch.ones(600), k, generator())
+    assert Z.shape == (k, 200)
+    assert (Z[:, None] - X[None, :3]).abs().amax(2).amin(1).max() <= 1e-5 * unit
+
+
 @pytest.mark.parametrize("k", [5, 400])
 def test_kmeans_with_many_equal_rows(k):
     """Fewer distinct rows than centres: no NaN, no centre elsewhere."""
@@ -128,7 +157,7 @@ def test_by_class_gives_every_class_its_share(sizes, n, seed):
     rng = np.random.default_rng(seed)
     y = torch.tensor(rng.permutation(np.repeat(np.arange(len(sizes)), sizes)))
     X = torch.tensor(rng.standard_normal((len(y), 2))) + 1000.0 * y.unsqueeze(1)
-    Z = by_class(X, y, unit(len(y)), n, len(sizes), generator(seed))
+    Z = by_class(Data(X, y, unit(len(y)), len(sizes)), n, generator(seed))
     assert len(Z) <= n and torch.isfinite(Z).all()
     of_class = (Z[:, 0] / 1000).round().long()  # classes are far apart, so centres tell theirs
     counts = torch.bincount(of_class, minlength=len(sizes))
@@ -148,7 +177,7 @@ def test_by_class_shares_go_with_the_root_of_size():
     g = generator()
     X = torch.randn(2100, 2, dtype=torch.float64, generator=g) + 1000.0 * y.unsqueeze(1)
     order = torch.randperm(2100, generator=g)
-    Z = by_class(X[order], y[order], unit(2100), 70, 3, g)
+    Z = by_class(Data(X[order], y[order], unit(2100), 3), 70, g)
     counts = torch.bincount((Z[:, 0] / 1000).round().long())
     assert counts.tolist() == [10, 20, 40]
     # In random order: the first few are a sample of all.

@@ -75,7 +75,7 @@ def test_centres_are_found_in_the_metric_of_the_kernel():
     X = torch.tensor(rng.standard_normal((60, 2)) * [1.0, 100.0])
     data = Data(X, torch.arange(60) % 3, torch.ones(60).double(), 3)
     length = torch.tensor([1.0, 100.0]).double()
-    expected = by_class(X / length, data.y, data.weight, 9, 3, generator()) * length
+    expected = by_class(data._replace(X=X / length), 9, generator()) * length
     found = class_centres(RBF([1.0, 100.0], 1.0), data, 9, generator())
     torch.testing.assert_close(found, expected)
     # On the sphere rows of different length in one direction are one point.

@@ -28,6 +28,7 @@ from conjugp.checks import (
 )
 from conjugp.covariance import NONE
 from conjugp.data import Data, Dataset
+from conjugp.deferred import Deferred, can_wait
 from conjugp.ep_training import EPTrainer
 from conjugp.face import Predictive, ProbabilisticClassifier, entropy
 from conjugp.files import check_path
@@ -390,7 +391,8 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             center = self.kernel is None or self.kernel.stationary
             here = rows.here if isinstance(rows, JointRows) else rows
             scaling = self._scaling if warm else fit_scaling(here, center, group)
-            data = _dataset(rows, scaling, len(classes), dtype, device)
+            wait = center and not warm  # for those of this very scaling alone it is known
+            data = _dataset(rows, scaling, len(classes), dtype, device, wait)
             kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
             journal = open_journal(self, checkpoint, rows, classes, data, warm, self._seed())
             plan = make_plan(self, data, scaling, likelihood, bound, options, journal.seed)
@@ -699,8 +701,13 @@ def _dataset(
     n_classes: int,
     dtype: torch.dtype,
     device: torch.device,
+    wait: bool,
 ) -> Dataset:
-    """Rows in working units, wherever they are."""
+    """Rows in working units, wherever they are; where they may `wait`, when they are read."""
+    if isinstance(rows, Ordered) and device.type == "cpu" and wait:
+        if can_wait(rows, scaling, dtype):
+            weight = torch.tensor(rows.weight, dtype=dtype)
+            return Deferred(rows, scaling, torch.tensor(rows.y), weight, n_classes)
     if isinstance(rows, Ordered | Rows):
         return _working(rows, scaling, n_classes, dtype, device)
     if isinstance(rows, JointRows):

@@ -91,6 +91,19 @@ class Dataset(Protocol):
         ...
 
 
+class Labelled(Protocol):
+    """Rows of which the labels are known, and any can be had."""
+
+    @property
+    def y(self) -> Tensor: ...
+    @property
+    def n_classes(self) -> int: ...
+    @property
+    def like(self) -> Tensor: ...
+    def rows(self, start: int, stop: int | None) -> Data: ...
+    def take(self, index: slice | Tensor) -> Data: ...
+
+
 class Data(NamedTuple):
     """Rows in memory."""
 

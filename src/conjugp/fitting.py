@@ -22,14 +22,17 @@ from conjugp.checkpoint import Journal
 from conjugp.covariance import NONE
 from conjugp.data import Data, Dataset, class_rank
 from conjugp.decoupled import KernelRows, MeanSettings
+from conjugp.deferred import Deferred
 from conjugp.ep_training import EPTrainer
+from conjugp.features import basis, features
+from conjugp.inference import svi
 from conjugp.inference.mean import Interrupted
 from conjugp.joint import JointSettings, learn_kernel
 from conjugp.kernels import RBF, Kernel, Matern52, Normalised
 from conjugp.likelihoods.base import Likelihood
 from conjugp.model import Model, coupled
 from conjugp.plan import Plan
-from conjugp.posterior import Posterior, prior
+from conjugp.posterior import Posterior, marginals, moments, prior
 from conjugp.scaling import Scaling
 from conjugp.search import Candidate, class_centres, held_out_loss, rescaled, search
 from conjugp.starts import ROWS, best_lengthscales, lengthscales, median_distance
@@ -47,8 +50,10 @@ SEARCH_ROWS, SEARCH_INDUCING, SEARCH_CLASSES = 8000, 800, 250
 SEARCH_EPOCHS, GLANCE_EPOCHS = 10, 4
 REFINE_ROWS, REFINE_INDUCING = 24_000, 2400  # for a last look at the lengthscale
 SPHERE_FEATURES = 16  # from here on the rows may be an embedding, of which directions matter
-ELBO_ROWS, ELBO_PAIRS = 4096, 2**20  # rows, times classes, that stand for all in the ELBO
+ELBO_ROWS, ELBO_PAIRS = 2048, 2**20  # rows, times classes, that stand for all in the ELBO
 LIKELIHOOD_ROWS = 10_000  # and where a likelihood's own parameters are learned
+READS = 2  # epochs up to which rows are scaled whenever they are read
+LEAST_CHUNK, HELD_CHUNK = 64, 1024  # held-out rows at a time
 FOLDS = 5
 LIKELIHOOD_ROUNDS = 3  # fits in turn of q and of a likelihood's own parameters
 CROSS_FIT_ROWS = 5000  # up to here folds, not one hold-out, give the temperature
@@ -149,16 +154,18 @@ class Fitter:
         mean: Tensor,
         by_class: bool = False,
     ) -> State:
-        p, some = self.plan, data.sample()
+        p = self.plan
         if isinstance(p.inducing, Tensor):
             few = torch.randperm(len(p.inducing), generator=self.generator)[:n_inducing]
-            Z = p.inducing if n_inducing >= len(p.inducing) else p.inducing[few.to(some.X.device)]
+            few = few.to(data.like.device)
+            Z = p.inducing if n_inducing >= len(p.inducing) else p.inducing[few]
         else:
             if by_class and p.inducing == "kmeans":
-                Z = class_centres(kernel, some, n_inducing, self.generator)
+                labelled = data.sampled() if isinstance(data, Deferred) else data.sample()
+                Z = class_centres(kernel, labelled, n_inducing, self.generator)
             else:
-                how = (p.inducing, some.X, some.weight, n_inducing, kernel, self.generator)
-                Z = inducing.choose(*how)
+                X, _, weight, _ = data.sample()
+                Z = inducing.choose(p.inducing, X, weight, n_inducing, kernel, self.generator)
             Z = data.group.same_tensor(Z)
         kernels = [kernel] * (1 if p.shared_kernel else data.n_classes)
         return initial_state(kernels, Z, mean.clone())
@@ -216,9 +223,13 @@ class Fitter:
         train, held = data, None
         if calibrate and not full:
             train, held, data = data.hold_out(p.options.hold_out)
-            self.data = data
-            if not held.n:  # with too few rows for a hold-out, folds do instead
-                held = None
+        often = full or p.max_epochs > READS or p.class_batch is not None or p.inference == "ep"
+        if isinstance(data, Deferred) and often:
+            data = data.rows(0, None)
+            train = data.rows(0, train.n)
+        self.data = data
+        if held is not None and not held.n:  # with too few rows for a hold-out, folds do instead
+            held = None
         # A variance given asks for the usual start, as the paper has it, and for the usual Adam.
         usual = full or bool(p.options.initial_variance)
         state = None if warm is None else self._resumed(warm, train, not usual)
@@ -242,26 +253,24 @@ class Fitter:
             settings = replace(settings, likelihood=p.likelihood, first_step=20)
             result = self._train(result.state, train, settings, "fit")
         last_state = result.state
-        model = coupled(last_state, p.likelihood, p.bound, p.options.jitter)
         calibration = Calibration(p.temperature or 1.0, 1.0, math.inf)
         if held is not None:
-            m, v = model.latent(held.X)
-            calibration = fit_calibration(p.likelihood, m, v, held.y, held.weight)
             # The held-out rows are trained on after all, the kernel at rest. Steps are as short as
             # the last ones were: what q knows counts as much as the batches that it remembers.
+            last_state, calibration = self._taken_in(last_state, held, data.total)
             rest = self._settings(
                 learn_kernel=False,
                 learn_mean=False,
                 learn_inducing=False,
-                max_steps=max(10, min(50, last_state.step // 4)),
+                max_steps=max(7, min(50, last_state.step // 4)),
                 min_step=0.02,
                 step_exponent=1.0,
                 first_step=max(1, round(last_state.step**p.options.step_exponent)),
             )
             last_state = self._train(last_state, data, rest, "all rows").state
-            model = coupled(last_state, p.likelihood, p.bound, p.options.jitter)
         elif calibrate:
             calibration = self._cross_fit(result.state, data.head(data.n))
+        model = coupled(last_state, p.likelihood, p.bound, p.options.jitter)
         # Expectation propagation reports an evidence that is no bound.
         known = full and p.inference != "ep"
         elbo = result.elbo if known else estimated_elbo(model, data)
@@ -276,6 +285,39 @@ class Fitter:
             data.total,
             result.class_gap,
         )
+
+    def _taken_in(self, state: State, held: Data, total: float) -> tuple[State, Calibration]:
+        """q after one step on all held-out rows (Q1-Q4), and a temperature from them before it.
+
+        The latents that a temperature needs are most of such a step. Expectation propagation has
+        other sites, and where classes are sampled a step on all of them would take too long.
+        """
+        p = self.plan
+        if p.inference == "ep" or p.class_batch is not None:
+            m, v = coupled(state, p.likelihood, p.bound, p.options.jitter).latent(held.X)
+            return state, fit_calibration(p.likelihood, m, v, held.y, held.weight)
+        b, q = basis(state.kernels, state.Z, p.options.jitter), moments(state.q)
+        batch = p.batch_size or held.n
+        latents, parts = list[tuple[Tensor, Tensor]](), list[svi.Statistics]()
+        size = max(LEAST_CHUNK, min(batch, HELD_CHUNK))
+        for i in range(0, held.n, size):
+            part = held.rows(i, i + size)
+            f = features(b, part.X)
+            m, v, _ = marginals(q, f)
+            m = m + state.mean
+            latents.append((m, v))
+            site = svi.clamp(p.likelihood.site(part.y, m, v, p.bound), m)
+            parts.append(svi.statistics(f, site, state.mean, part.weight))
+        m, v = (torch.cat(column) for column in zip(*latents, strict=True))
+        calibration = fit_calibration(p.likelihood, m, v, held.y, held.weight)
+        # A step of size rho leaves 1/rho batches in q, about half of them by another kernel.
+        remembered = 0.5 * batch * max(1, state.step) ** p.options.step_exponent
+        rho = min(0.5, held.n / (held.n + remembered))
+        new = svi.update(state.q, svi.add(parts), total / held.total, rho)
+        if bool(torch.isfinite(new.h).all() & torch.isfinite(new.P).all()):
+            same = self.data.group.same_tensor
+            state = replace(state, q=Posterior(same(new.h), same(new.P)))
+        return state, calibration
 
     def _learn_likelihood(self, state: State, data: Dataset) -> bool:
         """Fit the likelihood's own parameters to what the rows' latents are; False if it has none.
@@ -328,6 +370,9 @@ class Fitter:
         # Few rows are all trained on in the end, so more of them can choose the kernel.
         share = max(p.options.hold_out, min(0.3, 500 / self.data.n))
         train, held, data = self.data.hold_out(share)
+        if isinstance(data, Deferred):
+            data = data.rows(0, None)
+            train, held = data.rows(0, train.n), data.rows(train.n, None)
         self.data = data
         by_elbo = p.learn_kernel and p.options.mean_training == "elbo" and p.family != NONE
         if warm is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from conjugp.data import by_label
+from conjugp.data import Labelled, by_label
 from conjugp.kernels import Kernel
 
 STRATEGIES = ("kmeans", "greedy", "random")
@@ -14,6 +16,7 @@ STRATEGIES = ("kmeans", "greedy", "random")
 _SEED_LIMIT = 300  # beyond this many centres a random start does
 _ONE_BY_ONE = 16  # seeds
 _LEAST_ROWS, _ROWS_PER_CENTRE = 2000, 16  # that k-means looks at
+_DIRECTIONS, _DIRECTION_ROWS = 64, 500  # in which it measures distances, and rows that show them
 
 
 def choose(
@@ -42,25 +45,27 @@ def choose(
 
 
 def by_class(
-    X: Tensor,
-    y: Tensor,
-    weight: Tensor,
+    data: Labelled,
     n: int,
-    n_classes: int,
     generator: torch.Generator,
     lengths: Tensor | None = None,
+    view: Callable[[Tensor], Tensor] = lambda X: X,
 ) -> Tensor:
     """About `n` k-means centres, each class getting a share in the square root of its size.
 
     In random order, so that the first few are a sample of all. With too many classes for a centre
-    or two each, they share the centres. Distances are measured after division by `lengths` (D,).
+    or two each, they share the centres. Distances are measured after division by `lengths` (D,),
+    between what `view` makes of rows.
     """
+    y, n_classes = data.y, data.n_classes
     if 2 * n_classes > n:
+        whole = data.rows(0, None)
+        X = view(whole.X)
         if lengths is None:
-            return choose("kmeans", X, weight, n, None, generator)
-        return choose("kmeans", X / lengths, weight, n, None, generator) * lengths
+            return choose("kmeans", X, whole.weight, n, None, generator)
+        return choose("kmeans", X / lengths, whole.weight, n, None, generator) * lengths
     members = torch.bincount(y, minlength=n_classes)
-    counts = members.to(X.dtype)
+    counts = members.to(data.like.dtype)
     share = counts.sqrt()
     quota = torch.zeros_like(counts)
     # Classes too small for their share take all their rows, and the others take up the rest.
@@ -77,10 +82,11 @@ def by_class(
         if not len(rows):
             continue
         k = max(1, int(quota[c]))
-        some = rows[: max(_LEAST_ROWS, _ROWS_PER_CENTRE * k)]  # as many as k-means looks at
-        Xc = X[some]
+        # As many as k-means looks at.
+        some = data.take(rows[: max(_LEAST_ROWS, _ROWS_PER_CENTRE * k)])
+        Xc = view(some.X)
         if k < len(rows):
-            Xc = kmeans(Xc, weight[some], k, generator, lengths=lengths)
+            Xc = kmeans(Xc, some.weight, k, generator, lengths=lengths)
         centres.append(Xc)
     Z = torch.unique(torch.cat(centres), dim=0)
     return Z[torch.randperm(len(Z), generator=generator).to(Z.device)][:n]
@@ -113,26 +119,45 @@ def kmeans(
     X, weight = X[sample], weight[sample].to(X.dtype)
     if lengths is not None:
         X = X / lengths
-    Z = _seed(X, weight, k, generator)
+    # Who belongs together shows in few directions.
+    flat = X @ _directions(X) if X.shape[1] >= 2 * _DIRECTIONS else X
+    chosen, nearest = _seed(flat, weight, k, generator), None
+    Z, weighted = flat[chosen], flat * weight.unsqueeze(1)
     for _ in range(n_iter):
-        nearest = torch.addmm(Z.square().sum(1), X, Z.T, alpha=-2).argmin(1)
-        mass = torch.zeros(k, dtype=X.dtype, device=X.device).index_add_(0, nearest, weight)
-        total = torch.zeros_like(Z).index_add_(0, nearest, X * weight.unsqueeze(1))
-        held = mass > 0
-        Z[held] = total[held] / mass[held].unsqueeze(1)
+        nearest = torch.addmm(Z.square().sum(1), flat, Z.T, alpha=-2).argmin(1)
+        Z = _means(weighted, weight, nearest, Z)
+    if flat is not X:  # the centres are means of whole rows
+        Z = X[chosen]
+        if nearest is not None:
+            Z = _means(X * weight.unsqueeze(1), weight, nearest, Z)
     return Z if lengths is None else Z * lengths
 
 
-def _seed(X: Tensor, weight: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """k-means++: seeds are drawn with probability weight × squared distance to those before.
+def _means(weighted: Tensor, weight: Tensor, nearest: Tensor, Z: Tensor) -> Tensor:
+    """The mean of the rows of every centre; one without rows stays where it is in Z (k, D)."""
+    mass = weight.new_zeros(len(Z)).index_add_(0, nearest, weight)
+    total = torch.zeros_like(Z).index_add_(0, nearest, weighted)
+    return torch.where(mass.unsqueeze(1) > 0, total / mass.unsqueeze(1), Z)
 
-    Few are drawn one by one; of many, an eighth at a time: about as good, and few large products
-    instead of many small ones.
+
+def _directions(X: Tensor) -> Tensor:
+    """Orthogonal directions (D, d) in which rows differ most: a step of subspace iteration."""
+    some = X[:_DIRECTION_ROWS] - X[:_DIRECTION_ROWS].mean(0)
+    some = some / some.abs().max().clamp(min=torch.finfo(X.dtype).tiny)  # lest cubes overflow
+    return torch.linalg.qr(some.T @ (some @ some[:_DIRECTIONS].T))[0]
+
+
+def _seed(X: Tensor, weight: Tensor, k: int, generator: torch.Generator) -> Tensor:
+    """Which rows k-means++ starts from, (k,).
+
+    They are drawn with probability weight × squared distance to those before. Few are drawn one
+    by one; of many, an eighth at a time: about as good, and few large products instead of many
+    small ones.
     """
     if k > _SEED_LIMIT:
-        return X[_draw(weight, k, generator)].clone()
+        return _draw(weight, k, generator)
     chosen = _draw(weight, 1, generator)
-    norm, free = X.square().sum(1), weight.clone()
+    norm, free = torch.linalg.vector_norm(X, dim=1).square_(), weight.clone()
     distance = torch.full_like(norm, float("inf"))
     new, size = chosen, 1 if k <= _ONE_BY_ONE else -(-(k - 1) // 8)
     while len(chosen) < k:
@@ -145,7 +170,7 @@ def _seed(X: Tensor, weight: Tensor, k: int, generator: torch.Generator) -> Tens
         p = torch.maximum(p, 1e-12 * p.max() * free).where(p.sum() > 0, free)
         new = _draw(p, min(k - len(chosen), size), generator)
         chosen = torch.cat([chosen, new])
-    return X[chosen].clone()
+    return chosen
 
 
 def _draw(weight: Tensor, n: int, generator: torch.Generator) -> Tensor:

@@ -8,11 +8,14 @@ rows is a random sample of them: batches and hold-outs need no copies.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from conjugp.threads import blocks
+from conjugp.threads import blocks, each
+
+_HASHED = 1 << 15  # numbers hashed at a time
 
 
 class Rows(NamedTuple):
@@ -147,15 +150,25 @@ def row_hash(X: np.ndarray, y: np.ndarray | None = None) -> np.ndarray:
     rng = np.random.default_rng(0x9E3779B9)
     odd = rng.integers(0, 2**63, size=words + 1, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     key = np.zeros(n, np.uint64) if y is None else y.astype(np.uint64) * odd[words]
+    parts = blocks(n, D, _HASHED)
+    size = parts[0].stop if parts else 0
 
-    for i in blocks(n, D):
-        block = np.zeros((i.stop - i.start, words * 8 // X.itemsize), dtype=X.dtype)
-        # Adding zero turns -0.0 into 0.0, which compares equal to it.
-        np.add(X[i], 0.0, out=block[:, :D])
-        bits = block.view(np.uint64)
-        bits ^= bits >> np.uint64(29)
-        bits *= odd[:words]
-        bits ^= bits >> np.uint64(32)
-        key[i] += bits.sum(axis=1, dtype=np.uint64)
+    def work(some: Iterator[slice]) -> None:
+        # With zeros where a row has half a word too few.
+        block = np.zeros((size, words * 8 // X.itemsize), dtype=X.dtype)
+        other = np.empty((size, words), np.uint64)
+        for i in some:
+            m = i.stop - i.start
+            # Adding zero turns -0.0 into 0.0, which compares equal to it.
+            np.add(X[i], 0.0, out=block[:m, :D])
+            bits, shifted = block[:m].view(np.uint64), other[:m]
+            bits ^= np.right_shift(bits, np.uint64(29), out=shifted)
+            bits *= odd[:words]
+            np.right_shift(bits, np.uint64(32), out=shifted)
+            shifted ^= bits
+            key[i] += shifted.sum(axis=1, dtype=np.uint64)
+            block[:m, D:] = 0
+
+    each(parts, work)
     key ^= key >> np.uint64(31)
     return key * np.uint64(0xBF58476D1CE4E5B9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import reduce
 from typing import NamedTuple, Protocol
 
@@ -48,29 +49,34 @@ class Scaling(NamedTuple):
         n = len(X) if place is None else len(place)
         found = torch.empty(n, X.shape[1], dtype=dtype)
         out = found.numpy()
-        # Kernels square their inputs, so those squares have to be finite too.
-        limit = 0.1 * torch.finfo(dtype).max ** 0.5
+        limit = self.limit(dtype)
 
-        def work(i: slice) -> None:
+        def work(some: Iterator[slice]) -> None:
             same = out.dtype == X.dtype
-            part = out[i] if same else np.empty(out[i].shape, X.dtype)
-            with np.errstate(over="ignore", invalid="ignore"):
-                if place is None:
-                    np.subtract(X[i], shift, out=part)
-                else:
-                    taken(X, place[i], part)
-                    part -= shift
-                part /= scale
-            if not (float(part.min()) >= -limit and float(part.max()) <= limit):
-                raise ValueError(
-                    "X overflows when it is centred and scaled: some values are too far from "
-                    f"those of the fit for {str(dtype).removeprefix('torch.')}"
-                )
-            if not same:
-                out[i] = part
+            for i in some:
+                part = out[i] if same else np.empty(out[i].shape, X.dtype)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    if place is None:
+                        np.subtract(X[i], shift, out=part)
+                    else:
+                        taken(X, place[i], part)
+                        part -= shift
+                    part /= scale
+                if not (float(part.min()) >= -limit and float(part.max()) <= limit):
+                    raise ValueError(
+                        "X overflows when it is centred and scaled: some values are too far from "
+                        f"those of the fit for {out.dtype}"
+                    )
+                if not same:
+                    out[i] = part
 
         each(blocks(n, X.shape[1]), work)
         return found.to(device)
+
+    @staticmethod
+    def limit(dtype: torch.dtype) -> float:
+        """Kernels square their inputs, so those squares have to be finite too."""
+        return 0.1 * torch.finfo(dtype).max ** 0.5
 
     def uncentred(self) -> Scaling:
         """The same units with the user's origin."""
@@ -119,12 +125,19 @@ def fit_scaling(rows: Readable, center: bool, group: Group = ALONE) -> Scaling:
         variance = np.einsum("i,ij->j", share, np.square(d, out=d))
         return _Moments(total, first + mean, variance), float(np.finfo(X.dtype).eps)
 
-    eps, found = 0.0, None
+    by_block: dict[int, tuple[_Moments, float]] = {}
+
+    def work(some: Iterator[slice]) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):  # of this thread
+            for i in some:
+                by_block[i.start] = moments(i)
+
+    each(blocks(rows.n, rows.n_features), work)
     with np.errstate(over="ignore", invalid="ignore"):
-        for i in blocks(rows.n, rows.n_features):
-            part, eps = moments(i)
-            found = part if found is None else found.joined(part)
-        parts = group.gather((found, eps))
+        # In the order of the blocks, whoever was first.
+        here = [by_block[start] for start in sorted(by_block)]
+        found = reduce(_Moments.joined, (m for m, _ in here)) if here else None
+        parts = group.gather((found, here[-1][1] if here else 0.0))
         eps = max(p[1] for p in parts)
         _, mean, variance = reduce(_Moments.joined, (p[0] for p in parts if p[0] is not None))
         sd = np.sqrt(variance)

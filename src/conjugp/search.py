@@ -15,7 +15,7 @@ import torch
 
 from conjugp.calibration import fit_temperature
 from conjugp.checkpoint import Journal
-from conjugp.data import Data
+from conjugp.data import Data, Labelled
 from conjugp.decoupled import MeanSettings, fit_weights, latent_mean, start_mean
 from conjugp.inducing import by_class, metric
 from conjugp.kernels import Kernel, Normalised
@@ -56,16 +56,15 @@ def held_out_loss(
     return fit_temperature(p, held.y, held.weight)[1] / held.total
 
 
-def class_centres(kernel: Kernel, data: Data, n: int, generator: torch.Generator) -> torch.Tensor:
+def class_centres(
+    kernel: Kernel, data: Labelled, n: int, generator: torch.Generator
+) -> torch.Tensor:
     """About `n` k-means centres of the classes' rows, in the kernel's own metric."""
-    X, units = data.X, torch.ones(data.X.shape[1]).to(data.X)
-    if isinstance(kernel, Normalised):
-        X = kernel.directions(X)
-        if kernel.units is not None:
-            units = torch.tensor(kernel.units, dtype=X.dtype, device=X.device)
-        kernel = kernel.kernel
-    lengths = metric(kernel, X)
-    return by_class(X, data.y, data.weight, n, data.n_classes, generator, lengths) / units
+    if not isinstance(kernel, Normalised):
+        return by_class(data, n, generator, metric(kernel, data.like))
+    units = 1.0 if kernel.units is None else torch.tensor(kernel.units).to(data.like)
+    lengths = metric(kernel.kernel, data.like)
+    return by_class(data, n, generator, lengths, kernel.directions) / units
 
 
 def search(

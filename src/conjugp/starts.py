@@ -19,7 +19,7 @@ from conjugp.posterior import kl, moments, prior
 SHARES = (0.0, 0.5, 1.0)
 
 # The small fits that choose: rows, inducing points among them, sweeps, and of the median distance.
-ROWS, POINTS, SWEEPS, LENGTH = 550, 50, 5, 0.7
+ROWS, POINTS, SWEEPS, LENGTH = 350, 50, 3, 0.7
 LEAST = 200  # rows, with fewer all features count alike
 
 
