@@ -184,7 +184,7 @@ def test_passes_are_those_of_torch(seed, shape, dtype, kernel):
         buffer, k, mine = torch.empty_like(X), torch.empty_like(E), E.clone()
         norms, distances = p.norms(X, buffer, w), r2.clone()
         squares = p.squares(e, X, buffer)
-        value = p.values(distances, x2, 80.0, k).clone()
+        value = p.values(distances, x2, sums, 80.0, k).clone()
         slopes = p.slopes(mine, distances.clone(), value.clone())
         push = p.push(EX.clone(), EZ.clone(), sums, Z, w, torch.empty_like(Z))
         residual = p.residual(A / M**0.5 * 2, variance)
@@ -196,7 +196,7 @@ def test_passes_are_those_of_torch(seed, shape, dtype, kernel):
 
 def test_distances_that_are_not_numbers_stay_so():
     r2, k = torch.tensor([[1.0, torch.nan]]), torch.empty(1, 2)
-    both(KERNEL, torch.float32)[0].values(r2, torch.zeros(1), 80.0, k)
+    both(KERNEL, torch.float32)[0].values(r2, torch.zeros(1), torch.ones(2), 80.0, k)
     assert r2.isnan().tolist() == k.isnan().tolist() == [[False, True]]
 
 

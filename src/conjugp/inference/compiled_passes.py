@@ -49,10 +49,10 @@ def _squares(weight: Any, X: Any, out: Any) -> None:
             out[d] += w * X[i, d] * X[i, d]
 
 
-def _values(r2: Any, x2: Any, tiny: Any, farthest: Any, k: Any) -> None:
+def _values(r2: Any, x2: Any, z2: Any, tiny: Any, farthest: Any, k: Any) -> None:
     for i in range(len(r2)):
         for j in range(r2.shape[1]):
-            r = r2[i, j] + x2[i]
+            r = (z2[j] - np.float32(2) * r2[i, j]) + x2[i]
             # In this order NaN stays.
             r = tiny if r < tiny else r
             r = farthest if r > farthest else r
@@ -103,7 +103,7 @@ class Loaded(NamedTuple):
 
     norms: Callable[[Tensor, Tensor, Tensor], Tensor]
     squares: Callable[[Tensor, Tensor, Tensor], Tensor]
-    values: Callable[[Tensor, Tensor, float, Tensor], Tensor]
+    values: Callable[[Tensor, Tensor, Tensor, float, Tensor], Tensor]
     slopes: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     residual: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     push: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Pushed]
@@ -123,7 +123,7 @@ def load(dtype: torch.dtype) -> Loaded:
     adam_ = compiled(_adam, void(v, v, v, v, real, real, real, real))
     single = types.float32
     S = single[:, ::1]
-    values_ = compiled(_values, void(S, single[::1], single, single, S))
+    values_ = compiled(_values, void(S, single[::1], single[::1], single, single, S))
     tiny = torch.finfo(dtype).tiny
 
     def norms(X: Tensor, X2: Tensor, weight: Tensor) -> Tensor:
@@ -136,8 +136,8 @@ def load(dtype: torch.dtype) -> Loaded:
         squares_(weight.numpy(), X.contiguous().numpy(), out.numpy())
         return out
 
-    def values(r2: Tensor, x2: Tensor, farthest: float, out: Tensor) -> Tensor:
-        values_(r2.numpy(), x2.numpy(), tiny, farthest, out.numpy())
+    def values(xz: Tensor, x2: Tensor, z2: Tensor, farthest: float, out: Tensor) -> Tensor:
+        values_(xz.numpy(), x2.numpy(), z2.numpy(), tiny, farthest, out.numpy())
         return out
 
     def slopes(E: Tensor, r2: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

@@ -224,7 +224,7 @@ def _moments(b: Array, v: Array, found: Array, tables: Any) -> None:
             for i in range(_N):
                 e = order[min(start + i, last - 1)]
                 x[_MEAN + i], x[_VAR + i] = b[e], v[e]
-            if first == 0 and start < n_narrow:
+            if last == n_narrow:
                 _narrow_moments(x, narrow_step, narrow)
                 for i in range(min(_N, last - start)):
                     e = order[start + i]
@@ -269,7 +269,7 @@ def _softplus(a: Array, v: Array, found: Array, tables: Any) -> None:
             for i in range(_N):
                 e = order[min(start + i, last - 1)]
                 x[_MEAN + i], x[_VAR + i] = a[e], v[e]
-            if first == 0 and start < n_narrow:
+            if last == n_narrow:
                 _narrow_softplus(x, narrow_step, narrow)
             else:
                 for i in range(_N):

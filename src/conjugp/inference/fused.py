@@ -185,14 +185,11 @@ class FusedStep:
         if self.shift is not None:
             Z, X = Z - self.shift, torch.sub(X, self.shift, out=self._X[:B])
         scaled = torch.mul(Z, weight, out=self._scaled)
-        r2_ZZ = torch.mm(Z, scaled.T, out=self._r2_ZZ)
-        z2 = torch.diagonal(r2_ZZ).clone()
-        r2 = torch.addmm(z2, X, scaled.T, alpha=-2.0, out=self._r2[:B])
-        x2 = self.passes.norms(X, self._X2[:B], weight)
-        k = self.passes.values(r2, x2, self.farthest, self._k[:B])
+        r2_ZZ, r2 = torch.mm(Z, scaled.T, out=self._r2_ZZ), self._r2[:B]
+        z2, x2 = torch.diagonal(r2_ZZ).clone(), self.passes.norms(X, self._X2[:B], weight)
+        k = self.passes.values(torch.mm(X, scaled.T, out=r2), x2, z2, self.farthest, self._k[:B])
         # On the diagonal z² - 2z² + z², which is zero without rounding.
-        torch.sub(z2, r2_ZZ, alpha=2.0, out=r2_ZZ)
-        k_ZZ = self.passes.values(r2_ZZ, z2, self.farthest, self._k_ZZ)
+        k_ZZ = self.passes.values(r2_ZZ, z2, z2, self.farthest, self._k_ZZ)
         # Jitter is relative to the variance, so the factor of variance 1 does for all of them.
         L, info = torch.linalg.cholesky_ex(torch.add(k_ZZ, self.eye, alpha=self.jitter))
         L_inv = torch.linalg.solve_triangular(L, self.eye, upper=False)

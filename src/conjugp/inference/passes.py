@@ -86,8 +86,8 @@ class Passes(NamedTuple):
     norms: Callable[[Tensor, Tensor, Tensor], Tensor]
     # weights (B,), X, the same buffer: Σ_b weight_b x_b² (D,)
     squares: Callable[[Tensor, Tensor, Tensor], Tensor]
-    # z² - 2xz (B, M), x² (B,), the largest r² that counts, a buffer: r² in place, and k
-    values: Callable[[Tensor, Tensor, float, Tensor], Tensor]
+    # xz (B, M), x² (B,), z² (M,), the largest r² that counts, a buffer: r² in place, and k
+    values: Callable[[Tensor, Tensor, Tensor, float, Tensor], Tensor]
     # E (B, M), r², k, of which one is overwritten: E∘slope in place, its sums (B,) and (M,)
     slopes: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     # A (B, M) and the variance: what A leaves of it (B,), and where rounding had that too low
@@ -117,9 +117,9 @@ def plain(kernel: Kernel, likelihood: Likelihood, bound: str) -> Passes:
         weights = weights * share
         return Sites(total, r, theta, (e.dm * weights).to(m), (e.dv * weights).to(m))
 
-    def values(r2: Tensor, x2: Tensor, farthest: float, out: Tensor) -> Tensor:
-        r2.add_(x2.unsqueeze(1)).clamp_(torch.finfo(r2.dtype).tiny, farthest)
-        return kind.value(r2, out)
+    def values(xz: Tensor, x2: Tensor, z2: Tensor, farthest: float, out: Tensor) -> Tensor:
+        r2 = torch.sub(z2, xz, alpha=2.0, out=xz).add_(x2.unsqueeze(1))
+        return kind.value(r2.clamp_(torch.finfo(r2.dtype).tiny, farthest), out)
 
     def slopes(E: Tensor, r2: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         E.mul_(kind.slope(r2, k))
