@@ -14,6 +14,8 @@ from conjugp.group import ALONE, Group
 from conjugp.rows import Rows, taken
 from conjugp.threads import blocks, each
 
+_ROUND = 1024  # blocks whose moments are kept until they are joined
+
 
 class Readable(Protocol):
     """Rows of which any stretch can be read."""
@@ -132,12 +134,16 @@ def fit_scaling(rows: Readable, center: bool, group: Group = ALONE) -> Scaling:
             for i in some:
                 by_block[i.start] = moments(i)
 
-    each(blocks(rows.n, rows.n_features), work)
+    eps, found = 0.0, None
+    every = blocks(rows.n, rows.n_features)
     with np.errstate(over="ignore", invalid="ignore"):
-        # In the order of the blocks, whoever was first.
-        here = [by_block[start] for start in sorted(by_block)]
-        found = reduce(_Moments.joined, (m for m, _ in here)) if here else None
-        parts = group.gather((found, here[-1][1] if here else 0.0))
+        for k in range(0, len(every), _ROUND):
+            each(every[k : k + _ROUND], work)
+            # In the order of the blocks, whoever was first.
+            for start in sorted(by_block):
+                part, eps = by_block.pop(start)
+                found = part if found is None else found.joined(part)
+        parts = group.gather((found, eps))
         eps = max(p[1] for p in parts)
         _, mean, variance = reduce(_Moments.joined, (p[0] for p in parts if p[0] is not None))
         sd = np.sqrt(variance)
