@@ -44,6 +44,8 @@ class Variant:
 VARIANTS = {
     "default": Variant(),
     "momentum 0.9": Variant({"momentum": 0.9}),
+    "kernels at Adam's rate": Variant({"kernel_rate": 1.0}),
+    "hyperparameters at rest for five steps": Variant({"settled": 5}),
     "inducing points' rate like the rest's": Variant({"inducing_rate": 1.0}),
     "inducing points at rest": Variant({"learn_inducing": False}),
     "half the rates": Variant({"learning_rate": 0.05}),
@@ -133,7 +135,12 @@ def main() -> None:
             variant: {str(n): nll(name, how, n, device) for n in STEPS}
             for variant, how in VARIANTS.items()
         }
-        shared = {"momentum": 0.8, "inducing_rate": 0.5, "length": fitting.FIRST_LENGTH}
+        shared = {
+            "momentum": 0.8,
+            "inducing_rate": 0.5,
+            "settled": 2,
+            "length": fitting.FIRST_LENGTH,
+        }
         entry = {"device": device, "default": shared, "nll": found[name]}
         keep(args.output, name, {**context(), **entry})
         print(name, found[name], flush=True)

@@ -45,7 +45,7 @@ def stepper(rows: Data, M: int, B: int, bound: str, *, fused: bool) -> Callable[
     settings = Settings(LogisticSoftmax(), bound, learn_inducing=True, batch_size=B)
     trainer = Trainer(state, rows, settings, torch.Generator().manual_seed(0))
     if fused:
-        trainer._start_fused(B)
+        trainer._start_fused(B, 10**6)
     n, at = len(rows.y), [0]
 
     def step() -> None:

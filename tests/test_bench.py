@@ -257,6 +257,12 @@ def test_contest_takes_the_fastest_fit_that_is_as_good(script):
     assert not compare.verdict(peer, fits, 10.0)["passed"]
     missed = compare.verdict(peer, fits[:1], 10.0)
     assert missed["ratio"] is None and not missed["passed"]
+    # A peer that only gets worse fails, whatever the ratio.
+    rising = {"curve": [{**point, "nll": 1 - point["nll"]} for point in peer["curve"]]}
+    assert [compare.verdict(run, fits, 99.0)["passed"] for run in (peer, rising)] == [False, True]
+    assert not compare.only_worse({"curve": rising["curve"][:1]})
+    assert [compare.wanted_of("covtype", key) for key in compare.PEERS] == [12, 12, 12, 20, 12]
+    assert compare.wanted_of("mnist", "gpflow-softmax") == 20
     # Separate fits have nothing between them, and a curve may begin below.
     separate = {"curve": [{**point, "rows": 1} for point in peer["curve"]]}
     assert compare.seconds_to(separate, 0.6) == 20.0

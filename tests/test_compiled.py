@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conjugp.inference
-from conjugp.inference import compiled, gibbs
+from conjugp.inference import compiled, gibbs, jit
 from conjugp.inference.gibbs import Observations
 from conjugp.sampling import Target, first_state, run
 from samplers import target
@@ -89,7 +89,7 @@ def test_it_is_kept_on_disk_and_works_without():
     kept = compiled._run.stats
     assert sum(kept.cache_hits.values()) + sum(kept.cache_misses.values()) == 1
     code = compiled._correction.__code__.replace(co_filename="<nowhere>")  # has no directory
-    again = compiled._compiled(FunctionType(code, vars(compiled)))
+    again = jit.compiled(FunctionType(code, vars(compiled)), compiled._SIGNATURE)
     K, ones = np.eye(3), np.ones((1, 3))
     x, definite = again(K, ones, ones, ones, ones, compiled._POTRF, compiled._TRSV)
     assert definite and np.allclose(x, 0.5)

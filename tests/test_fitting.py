@@ -25,14 +25,16 @@ from conjugp.fitting import (
     cache_bytes,
     estimated_elbo,
     folds,
+    kernel_rate,
     largest_classes,
     only_classes,
 )
 from conjugp.inference.svi import clamp
+from conjugp.kernels import RBF
 from conjugp.model import coupled
 from conjugp.posterior import Posterior
 from conjugp.progress import ProgressBar
-from conjugp.training import Progress
+from conjugp.training import Progress, initial_state
 from faces import decoupled, fitted_attributes, fixed, minibatch, toy
 from problems import labelled
 
@@ -70,6 +72,16 @@ def test_largest_classes():
     assert torch.equal(data.y[at], torch.tensor([1, 3])[two.y])
     assert torch.equal(data.weight[at], two.weight)
     assert largest_classes(data, 4) is None and only_classes(data, None) is data
+
+
+@pytest.mark.parametrize(
+    ("lengthscale", "n_features", "rate"),
+    [((1.0,) * 200, 200, 0.5), ((1.0,) * 50, 50, 1.0), ((1.0, 1.0), 2, 2.0), (1.0, 200, 1.0)],
+)
+def test_kernels_of_many_lengthscales_move_less(lengthscale, n_features, rate):
+    Z, mean = torch.zeros(3, n_features), torch.zeros(2)
+    state = initial_state([RBF(lengthscale, 1.0)], Z, mean)
+    assert kernel_rate(state) == pytest.approx(rate, rel=1e-12)
 
 
 def test_cache_bytes():

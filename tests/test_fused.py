@@ -38,7 +38,7 @@ def make(data: Data, kernel: Kernel, *, Z: Any = None, **settings: Any) -> Train
     Z = data.X[:12] + 0.2 if Z is None else Z
     state = initial_state([kernel], Z, MEAN.to(data.X, copy=True))
     usual = {"bound": "tight", "learn_inducing": True, "kernel_prior": 1.0, "batch_size": 40}
-    usual |= {"momentum": 0.8, "inducing_rate": 0.5}
+    usual |= {"momentum": 0.8, "inducing_rate": 0.5, "kernel_rate": 0.7}
     return Trainer(state, data, Settings(LIKELIHOOD, **{**usual, **settings}), generator())
 
 
@@ -187,6 +187,7 @@ def test_rates_so_wild_that_rounds_fail(monkeypatch):
             jitter=0.0,
             momentum=0.9,
             inducing_rate=1.0,
+            kernel_rate=1.0,
         )
         t._on_device = on_device
         ends.append(t.fit())

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
+from conjugp import training
 from conjugp.data import Data
 from conjugp.features import basis, features
 from conjugp.kernels import RBF
@@ -126,6 +127,29 @@ def test_what_is_not_learned_stays():
         ends = (end.theta, end.mean, end.Z)
         moved = [not torch.equal(a, b) for a, b in zip(start, ends, strict=True)]
         assert moved == list(on.values())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_hyperparameters_wait_for_q_and_then_move_at_their_rates(fused, monkeypatch):
+    if not fused:
+        monkeypatch.setattr(training, "applies", lambda *_: False)
+    data = blobs(60, 3)
+    rates = {"learning_rate": 0.1, "kernel_rate": 0.5, "inducing_rate": 0.25}
+    moved = []
+    for n_steps in (3, 4):
+        state = initial_state([RBF((1.0, 2.0), 2.0)], data.X[:5] + 0.1, torch.zeros(3).double())
+        start = [state.theta.clone(), state.Z.clone(), state.mean.clone()]
+        how = Settings(LIKELIHOOD, "tight", learn_inducing=True, batch_size=20, settled=3, **rates)
+        t = Trainer(state, data, how, generator())
+        t._start_fused(20)
+        for i in range(n_steps):
+            t._step(data.rows(10 * i, 10 * i + 20), 3.0, 0.5, 0.1)
+        leaves = (t.state.theta, t.state.Z, t.state.mean)
+        moved.append([(a - b.detach()).abs() for a, b in zip(start, leaves, strict=True)])
+    assert all(bool((x == 0).all()) for x in moved[0])
+    # Adam's first step is as long as its rate, whatever the gradient.
+    for x, rate in zip(moved[1], (0.05, 0.025, 0.1), strict=True):
+        torch.testing.assert_close(x, torch.full_like(x, rate), rtol=1e-3, atol=0)
 
 
 def test_a_prior_on_the_kernel_holds_it():

@@ -65,7 +65,7 @@ class EPTrainer(Trainer):
         self._sites = self._no_sites()
         good, good_sites = self._snapshot(), self._sites
         for _ in range(n_steps):
-            gradients = self.learning and self.state.step >= 5
+            gradients = self.learning and self.state.step >= self.settings.settled
             try:
                 f, bare = self._make_features(self._all.X, gradients)
                 evidence, found = self._sweep(bare, gradients, held, share)
@@ -93,7 +93,7 @@ class EPTrainer(Trainer):
 
     def _step(self, part: Data, scale: float, rho: float, rate: float) -> float:
         """One step of stochastic EP and, once q has settled a little, one Adam step (E7)."""
-        s, gradients = self.state, self.learning and self.state.step >= 5
+        s, gradients = self.state, self.learning and self.state.step >= self.settings.settled
         f, bare = self._make_features(part.X, gradients)
         cavity = ep.averaged_cavity(s.q, self._counts)
         solved = moments(cavity)

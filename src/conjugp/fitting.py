@@ -238,7 +238,13 @@ class Fitter:
             state = self._start(train, kernel, p.n_inducing, self.mean, not usual)
         settings = self._settings(learning_rate=(2 if full else 1) * p.learning_rate)
         if not usual:
-            settings = replace(settings, inducing_rate=0.5, momentum=0.8)
+            settings = replace(
+                settings,
+                kernel_rate=kernel_rate(state),
+                inducing_rate=0.5,
+                momentum=0.8,
+                settled=2,
+            )
         result = self._train(state, train, settings, "fit")
         for _ in range(LIKELIHOOD_ROUNDS):
             if not self._learn_likelihood(result.state, train):
@@ -249,7 +255,8 @@ class Fitter:
         last_state = result.state
         calibration = Calibration(p.temperature or 1.0, 1.0, math.inf)
         if held is not None:
-            # The held-out rows are trained on after all: short steps, the kernel at rest.
+            # The held-out rows are trained on after all, the kernel at rest. Steps are as short as
+            # the last ones were: what q knows counts as much as the batches that it remembers.
             last_state, calibration = self._taken_in(last_state, held, data.total)
             rest = self._settings(
                 learn_kernel=False,
@@ -258,7 +265,7 @@ class Fitter:
                 max_steps=max(7, min(50, last_state.step // 4)),
                 min_step=0.02,
                 step_exponent=1.0,
-                first_step=20,
+                first_step=max(1, round(last_state.step**p.options.step_exponent)),
             )
             last_state = self._train(last_state, data, rest, "all rows").state
         elif calibrate:
@@ -701,6 +708,17 @@ class Fitter:
             return self.journal.stage("fold", lambda: predict(rows))
 
         return self._folded(data, fold, (0.0,) if self.plan.family == NONE else VARIANCE_SCALES)
+
+
+def kernel_rate(state: State) -> float:
+    """What to multiply Adam's rate by for kernels with a lengthscale for every feature.
+
+    Adam moves each of them by about its rate, be the gradient signal or noise. Distances sum over
+    all, and get noise that grows with the root of their number.
+    """
+    n_features = state.Z.shape[1]
+    alike = state.theta.shape[1] <= max(2, n_features)
+    return 1.0 if alike else min(2.0, math.sqrt(50 / n_features))
 
 
 def variance_scales(model: Model) -> tuple[float, ...]:

@@ -161,10 +161,10 @@ def log_gamma_minus_entropy(G: Tensor) -> Tensor:
 
 # Elements at a time: on a CPU the nodes of a block stay in the cache, a GPU wants few launches.
 _BLOCK = {True: 5120, False: 2**16}
-_STEP = 1.7  # width of the normal distribution function that stands in for σ
+STEP = 1.7  # width of the normal distribution function that stands in for σ
 
 
-class _Rules(NamedTuple):
+class Rules(NamedTuple):
     t: Tensor  # (J,) standardised nodes
     w: Tensor  # (J,) their weights
     x: Tensor  # (K, 3) columns x, −x²/2 and 1
@@ -172,9 +172,8 @@ class _Rules(NamedTuple):
     softplus: Tensor  # (1, K) weights of softplus − E(x + step·z)₊
 
 
-@lru_cache(maxsize=8)
-def _rules(dtype: torch.dtype, device: torch.device) -> _Rules:
-    fine = dtype == torch.float64
+def rule_tables(fine: bool) -> Rules:
+    """Both rules in float64, with the nodes for float64 or float32."""
     step, n = (0.6, 14) if fine else (0.75, 8)
     t = torch.arange(-n, n + 1, dtype=torch.float64) * step
     w = torch.exp(-0.5 * t * t)
@@ -183,18 +182,22 @@ def _rules(dtype: torch.dtype, device: torch.device) -> _Rules:
     s = torch.sigmoid(x)
     slope = s * torch.sigmoid(-x)
     # Φ(x/step) from the nearer side, so that the difference keeps its relative precision.
-    cdf = 0.5 * torch.erfc(x.abs() / (_STEP * _SQRT2))
+    cdf = 0.5 * torch.erfc(x.abs() / (STEP * _SQRT2))
     rest = torch.where(x < 0, s - cdf, cdf - torch.sigmoid(-x))
-    hinge = _STEP * torch.exp(-0.5 * (x / _STEP) ** 2) / math.sqrt(2 * math.pi) - x.abs() * cdf
+    hinge = STEP * torch.exp(-0.5 * (x / STEP) ** 2) / math.sqrt(2 * math.pi) - x.abs() * cdf
     softplus = torch.log1p(torch.exp(-x.abs())) - hinge
-    parts = (
+    return Rules(
         t,
         w / w.sum(),
         torch.stack([x, -0.5 * x * x, torch.ones_like(x)], 1),
         h * torch.stack([rest, slope, x * slope]),
         h * softplus[None],
     )
-    return _Rules(*(p.to(device, dtype) for p in parts))
+
+
+@lru_cache(maxsize=8)
+def _rules(dtype: torch.dtype, device: torch.device) -> Rules:
+    return Rules(*(p.to(device, dtype) for p in rule_tables(dtype == torch.float64)))
 
 
 def _node_dtype(x: Tensor) -> torch.dtype:
@@ -207,7 +210,7 @@ def _blocks(x: Tensor) -> tuple[Tensor, ...]:
     return x.split(_BLOCK[x.device.type == "cpu"], -1)
 
 
-def _density_sums(weights: Tensor, rules: _Rules, rates: list[Tensor]) -> Tensor:
+def _density_sums(weights: Tensor, rules: Rules, rates: list[Tensor]) -> Tensor:
     """Σ_k weights_k N(x_k; b, v) e^scaled, (R, n), for rates b/v, 1/v and scaled − b²/2v ≤ 0."""
     dtype = weights.dtype
     # No exponent so low that products turn subnormal: those are many times slower.
@@ -258,7 +261,7 @@ def _sums_large(b: Tensor, v: Tensor, dtype: torch.dtype) -> _Sums:
     scaled = low * half
     rates = [rate, inverse, (low - b).mul_(half)]
     rest, slope, moment = _density_sums(rules.moment, rules, rates)
-    z = b / torch.add(2.0 * _STEP**2, v, alpha=2.0).sqrt_()
+    z = b / torch.add(2.0 * STEP**2, v, alpha=2.0).sqrt_()
     mean = torch.add(rest, _scaled_cdf(z, scaled), alpha=0.5)
     return scaled, mean, slope, torch.addcmul(moment, b, slope, value=-1.0).mul_(inverse)
 
@@ -362,7 +365,7 @@ def expected_log_sigmoid(m: Tensor, v: Tensor) -> Tensor:
     a = m.abs().neg_()
     rules = _rules(dtype, m.device)
     high = v.clamp_min(1.0)
-    wide = torch.sqrt(high + _STEP**2)
+    wide = torch.sqrt(high + STEP**2)
     z = a / wide
     hinge = a * torch.special.ndtr(z) + wide * torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
     inverse = high.reciprocal()

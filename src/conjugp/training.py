@@ -19,8 +19,9 @@ from conjugp.checkpoint import Journal
 from conjugp.data import Data, Dataset
 from conjugp.features import Features, basis, features, own_features
 from conjugp.inference import classes, svi
-from conjugp.inference.adam import Adam
+from conjugp.inference.adam import Adam, move
 from conjugp.inference.fused import FusedStep, Learned, Leaves, applies
+from conjugp.inference.passes import fast
 from conjugp.inference.rounds import Planned, Rounds
 from conjugp.kernels import Kernel
 from conjugp.likelihoods.base import Likelihood
@@ -30,6 +31,8 @@ from conjugp.posterior import Moments, Posterior, class_kl, kl, marginals, momen
 
 ROUND = 50  # steps between two looks at a noisy ELBO
 _MAX_FAILURES = 8
+# Sites of a fit from which the gain of compiled passes exceeds the second that loading them takes.
+_WORTH_COMPILING = 2**23
 # In a step on some of the classes each brings so many rows of its own, beside those in the batch.
 _OWN_ROWS = 4
 _GAP_ROWS = 512  # rows that stand for all when the price of subsampling classes is computed
@@ -63,7 +66,10 @@ class Settings:
     # Minibatch steps that ranks take on their own rows between two sums over all.
     local_steps: int = 1
     momentum: float = 0.9  # Adam's
-    inducing_rate: float = 1.0  # what its rate is multiplied by for inducing points
+    # What its rate is multiplied by, for kernels and for inducing points.
+    kernel_rate: float = 1.0
+    inducing_rate: float = 1.0
+    settled: int = 5  # steps of q alone, before it says anything about hyperparameters
 
 
 @dataclass
@@ -174,12 +180,13 @@ class Trainer:
         self.learning = settings.learn_kernel or settings.learn_mean or settings.learn_inducing
         self._cache: list[Features] | None = None
         self._start_theta = state.theta.clone()
-        self._factors = (1.0, settings.inducing_rate, 1.0)  # of the rate, by leaf
+        self._factors = (settings.kernel_rate, settings.inducing_rate, 1.0)  # of the rate, by leaf
         self._failures = 0
         self._rate = settings.learning_rate
         self._n_others = self._check_class_batch()
         self.journal = Journal()
         self._fused: FusedStep | None = None
+        self._adam_move = move
         self._rounds: Rounds | None = None
         # Whether fused steps are taken a round at a time.
         self._on_device = isinstance(data, Data) and data.X.is_cuda
@@ -192,7 +199,7 @@ class Trainer:
         self._leaves.append(s.mean.requires_grad_(self.settings.learn_mean))
         # Short second-moment memory: a fit takes hundreds of steps, not tens of thousands.
         leaves = [leaf.detach() for leaf in self._leaves]
-        self._adam = Adam(leaves, self.settings.momentum, beta2=0.99)
+        self._adam = Adam(leaves, self.settings.momentum, beta2=0.99, move=self._adam_move)
 
     def _check_class_batch(self) -> int | None:
         """How many classes a step samples beside its labels; None if it sums over all."""
@@ -233,7 +240,7 @@ class Trainer:
         for _ in range(n_steps):
             try:
                 q = moments(self.state.q)
-                gradients = self.learning and self.state.step >= 5
+                gradients = self.learning and self.state.step >= self.settings.settled
                 stats = self._pass(part, q, 1.0, gradients)
                 elbo = float(stats.bound) / share - float(kl(q))
                 if not math.isfinite(elbo):
@@ -424,7 +431,7 @@ class Trainer:
         batches = Batches(self.data, batch, self.generator, shuffled=self._n_others is not None)
         if self._n_others is not None:
             self._start_classes()
-        self._start_fused(max(batch, n - batches.starts[-1]))
+        self._start_fused(max(batch, n - batches.starts[-1]), budget)
         rounds: list[float] = []
         means: list[float] = []
         good, anneal, t = self._snapshot(), None, 0
@@ -517,7 +524,7 @@ class Trainer:
             if elbo is not None:
                 return elbo
         q = moments(self.state.q)
-        gradients = self.learning and self.state.step >= 5
+        gradients = self.learning and self.state.step >= self.settings.settled
         stats = self._everywhere(lambda: self._pass(part, q, scale, gradients), gradients)
         elbo = scale * float(stats.bound) - float(kl(q))
         if not math.isfinite(elbo):
@@ -536,7 +543,7 @@ class Trainer:
         The ELBO of every step since the last average, the same on all ranks; none between two.
         """
         s = self.state
-        gradients = self.learning and s.step >= 5
+        gradients = self.learning and s.step >= self.settings.settled
         own.n += 1
         weight = float(part.weight.sum())
         if weight and not own.failed:
@@ -574,13 +581,20 @@ class Trainer:
             g /= weight
         return elbo / weight
 
-    def _start_fused(self, batch: int) -> None:
-        """Take fused steps if there are such for this fit; they change q in place."""
+    def _start_fused(self, batch: int, n_steps: int = 0) -> None:
+        """Take fused steps if there are such for this fit; they change q in place.
+
+        So many of them that it is worth to load, and once to compile, the passes between products.
+        """
         s, cfg = self.state, self.settings
         known = len(s.theta) == 1 and applies(s.template, cfg.likelihood, cfg.bound)
         if not known or self._n_others is not None or self.data.group.size > 1:
             return
         learned = Learned(cfg.learn_kernel, cfg.learn_inducing, cfg.learn_mean)
+        passes = None
+        if s.Z.device.type == "cpu" and n_steps * batch * len(s.mean) >= _WORTH_COMPILING:
+            passes = fast(s.template, cfg.likelihood, cfg.bound, s.Z.dtype)
+            self._adam_move = self._adam.move = passes.adam
         self._fused = FusedStep(
             s.template,
             cfg.likelihood,
@@ -590,13 +604,14 @@ class Trainer:
             self.total,
             learned,
             cfg.jitter,
+            passes,
         )
         # The q given belongs to whoever gave it.
         s.q = Posterior(s.q.h.clone(), s.q.P.clone())
 
     def _ready(self) -> bool:
         """Whether a whole round can be taken on the device."""
-        settled = self.state.step >= 5 or not self.learning
+        settled = self.state.step >= self.settings.settled or not self.learning
         return self._fused is not None and self._on_device and settled
 
     def _round(
@@ -638,7 +653,7 @@ class Trainer:
     ) -> float | None:
         """The same in closed form; None, and nothing done, where a matrix needs more jitter."""
         s = self.state
-        gradients = self.learning and s.step >= 5
+        gradients = self.learning and s.step >= self.settings.settled
         leaves = Leaves(*(leaf.detach() for leaf in self._leaves))
         found = fused.evaluate(leaves, s.q, part.X, part.y, scale * part.weight, gradients)
         if bool(found.failed):
@@ -694,7 +709,7 @@ class Trainer:
         stands = classes.balance(drawn, self._by_class, _OWN_ROWS)
         new = Posterior(s.q.h[drawn.index], s.q.P[drawn.index])
         q = moments(new)
-        gradients = self.learning and s.step >= 5
+        gradients = self.learning and s.step >= self.settings.settled
         with torch.set_grad_enabled(gradients and (cfg.learn_kernel or cfg.learn_inducing)):
             b = basis(s.kernels, s.Z, cfg.jitter)
             f = features(b, part.X)

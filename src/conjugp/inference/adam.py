@@ -5,19 +5,44 @@ torch.optim would do, but its first use imports torch's compiler, which takes lo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+
+def move(
+    x: Tensor,
+    g: Tensor,
+    m: Tensor,
+    s: Tensor,
+    beta1: float,
+    beta2: float,
+    least: float,
+    length: float,
+) -> None:
+    """Moments m and s of the gradient g, and x moved along them; all in place."""
+    m.lerp_(g, 1 - beta1)
+    s.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+    x.addcdiv_(m, torch.sqrt(s).add_(least), value=-length)
 
 
 class Adam:
     """Bias-corrected first and second moments of each tensor's gradient."""
 
-    def __init__(self, tensors: list[Tensor], beta1: float = 0.9, beta2: float = 0.999) -> None:
+    def __init__(
+        self,
+        tensors: list[Tensor],
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        move: Callable[..., None] = move,
+    ) -> None:
+        """`move`: the function of this name here or one that does the same."""
         self.tensors, self.beta1, self.beta2 = tensors, beta1, beta2
+        self.move = move
         self.first = [torch.zeros_like(x) for x in tensors]
         self.second = [torch.zeros_like(x) for x in tensors]
         self.count = 0
-        self._root = [torch.empty_like(x) for x in tensors]
 
     @torch.no_grad()
     def descend(self, gradients: list[Tensor | None], rates: list[float]) -> None:
@@ -25,15 +50,12 @@ class Adam:
         self.count += 1
         correction1 = 1 - self.beta1**self.count
         root_correction2 = (1 - self.beta2**self.count) ** 0.5
-        for x, g, m, s, root, rate in zip(
-            self.tensors, gradients, self.first, self.second, self._root, rates, strict=True
+        for x, g, m, s, rate in zip(
+            self.tensors, gradients, self.first, self.second, rates, strict=True
         ):
-            if g is None:
-                continue
-            m.lerp_(g, 1 - self.beta1)
-            s.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
-            torch.sqrt(s, out=root).add_(1e-8 * root_correction2)
-            x.addcdiv_(m, root, value=-rate * root_correction2 / correction1)
+            if g is not None:
+                length = rate * root_correction2 / correction1
+                self.move(x, g, m, s, self.beta1, self.beta2, 1e-8 * root_correction2, length)
 
 
 class RowAdam:

@@ -5,7 +5,6 @@ With some hundred inputs a call of NumPy takes as long as its work; LAPACK and B
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import get_cython_function_address, intrinsic
 from numpy.typing import NDArray
+
+from conjugp.inference.jit import compiled
 
 Array = NDArray[np.float64]
 
@@ -89,16 +90,7 @@ def _correction(
 _MATRIX = types.float64[:, ::1]
 _SIGNATURE = types.Tuple((_MATRIX, types.boolean))(*[_MATRIX] * 5, types.int64, types.int64)
 
-
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """From the disk if it was compiled before, and kept there if that can be written to."""
-    try:
-        return njit(_SIGNATURE, error_model="numpy", cache=True)(function)
-    except (RuntimeError, OSError):
-        return njit(_SIGNATURE, error_model="numpy")(function)
-
-
-_run = _compiled(_correction)
+_run = compiled(_correction, _SIGNATURE)
 
 
 def correction(K: Array, kappa: Array, omega: Array, r: Array, noise: Array) -> Array:

@@ -8,14 +8,13 @@ v = diag(U A) and for ∂v/∂A = 2U, which saves one of the three products of C
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from conjugp.inference.svi import MIN_PRECISION
-from conjugp.kernels import RBF, Kernel, Matern12, Matern32, Matern52
+from conjugp.inference.passes import KINDS, Passes, plain
+from conjugp.kernels import Kernel
 from conjugp.likelihoods.base import Likelihood
 from conjugp.likelihoods.logistic_softmax import LogisticSoftmax
 from conjugp.numerics import FIRST_JITTER
@@ -50,48 +49,9 @@ class Found(NamedTuple):
     failed: Tensor  # scalar, 0 where both matrices could be factorised
 
 
-class _Kind(NamedTuple):
-    """A stationary kernel of variance 1: its value at r² and the derivative there."""
-
-    value: Callable[[Tensor, Tensor | None], Tensor]  # of r², into a buffer or None
-    slope: Callable[[Tensor, Tensor], Tensor]  # of r² and the value, of which one is overwritten
-
-
-def _exp(s: Tensor) -> Tensor:
-    return s.neg_().exp_()
-
-
-def _matern32(r2: Tensor, out: Tensor | None) -> Tensor:
-    s = torch.mul(r2, 3.0, out=out).sqrt_()
-    return (1.0 + s).mul_(_exp(s))
-
-
-def _matern52(r2: Tensor, out: Tensor | None) -> Tensor:
-    s = torch.mul(r2, 5.0, out=out).sqrt_()
-    return torch.addcmul(1.0 + s, s, s, value=1 / 3).mul_(_exp(s))
-
-
-def _matern12_slope(r2: Tensor, k: Tensor) -> Tensor:
-    # Where points coincide the readable kernel has no gradient either.
-    return torch.where(r2 > torch.finfo(r2.dtype).tiny, -0.5 * k * r2.rsqrt(), 0.0)
-
-
-def _matern52_slope(r2: Tensor, k: Tensor) -> Tensor:
-    s = r2.mul_(5.0).sqrt_()
-    return (1.0 + s).mul_(_exp(s)).mul_(-5 / 6)
-
-
-_KINDS: dict[type[Kernel], _Kind] = {
-    RBF: _Kind(lambda r2, out: torch.mul(r2, -0.5, out=out).exp_(), lambda r2, k: k.mul_(-0.5)),
-    Matern12: _Kind(lambda r2, out: _exp(torch.sqrt(r2, out=out)), _matern12_slope),
-    Matern32: _Kind(_matern32, lambda r2, k: _exp(r2.mul_(3.0).sqrt_()).mul_(-1.5)),
-    Matern52: _Kind(_matern52, _matern52_slope),
-}
-
-
 def applies(kernel: Kernel, likelihood: Likelihood, bound: str) -> bool:
     """Whether there is a fused step for a kernel shared by all classes, and this bound."""
-    known = type(kernel) in _KINDS and type(likelihood) is LogisticSoftmax
+    known = type(kernel) in KINDS and type(likelihood) is LogisticSoftmax
     return known and bound in likelihood.bounds
 
 
@@ -134,8 +94,9 @@ class FusedStep:
         total: float,
         learned: Learned,
         jitter: float | None = None,
+        passes: Passes | None = None,
     ) -> None:
-        self.kind, self.likelihood, self.bound = _KINDS[type(kernel)], likelihood, bound
+        self.passes = passes or plain(kernel, likelihood, bound)
         self.farthest = type(kernel).farthest  # type: ignore[attr-defined]
         self.total, self.learned = total, learned
         Z, C, (M, D) = leaves.Z, len(leaves.mean), leaves.Z.shape
@@ -148,6 +109,8 @@ class FusedStep:
         self._U, self._X, self._X2 = (Z.new_empty(batch, n) for n in (C * M, D, D))
         self._A, self._r2, self._k, self._dA, self._dK = (Z.new_empty(batch, M) for _ in range(5))
         self._R, self._S, self._P = (Z.new_empty(n, M, M) for n in (C, C, C))
+        self._scaled, self._EX, self._EZ, self._dZ = (Z.new_empty(M, D) for _ in range(4))
+        self._r2_ZZ, self._k_ZZ, self._E_ZZ = (Z.new_empty(M, M) for _ in range(3))
 
     @torch.no_grad()
     def evaluate(
@@ -179,26 +142,20 @@ class FusedStep:
         U = torch.mm(A, S.view(C * M, M).T, out=self._U[:B]).view(B, C, M)
         v = torch.bmm(A.unsqueeze(1), U.mT).squeeze(1).clamp_min_(0).add_(f.residual.unsqueeze(1))
         m = A @ w.T
-        e = self.likelihood.expectation(y, m + mean, v, self.bound)
-
-        weights = weight.double().unsqueeze(1)
-        precision = (-2.0 * e.dv).clamp_min_(MIN_PRECISION)
-        # Potential - precision·mean, which is ∂bound/∂m + precision·(m - mean).
-        r = torch.addcmul(e.dm, precision, m.double()).mul_(weights).to(A)
+        # Adam minimises, and per unit of weight the steps do not depend on N.
+        share = -1.0 / self.total if gradients else None
+        sites = self.passes.sites(y, m, mean, v, weight, share)
         found: list[Tensor | None] = [None, None, None]
-        if gradients:
-            # Adam minimises, and per unit of weight the steps do not depend on N.
-            share = weights * (-1.0 / self.total)
-            dm, dv = (e.dm * share).to(A), (e.dv * share).to(A)
+        if sites.dm is not None and sites.dv is not None:
             if self.learned.theta or self.learned.Z:
-                found[:2] = self._gradients(f, theta, U, w, dm, dv)
+                found[:2] = self._gradients(f, theta, U, w, sites.dm, sites.dv)
             if self.learned.mean:
-                found[2] = dm.sum(0)
+                found[2] = sites.dm.sum(0)
         # No one needs U any more: its place is taken by A∘precision.
-        scaled = torch.mul(A.unsqueeze(1), (precision * weights).to(A).unsqueeze(-1), out=U)
+        scaled = torch.mul(A.unsqueeze(1), sites.theta.unsqueeze(-1), out=U)
         P = torch.mm(A.T, scaled.view(B, C * M), out=self._P.view(M, C * M)).view(M, C, M)
-        bound = (e.value * weights.squeeze(1)).sum().to(A)
-        return Found(r.T @ A, P, bound, found, solved.kl, solved.failed + f.failed)
+        failed = solved.failed + f.failed
+        return Found(sites.r.T @ A, P, sites.bound, found, solved.kl, failed)
 
     @torch.no_grad()
     def update(self, q: Posterior, found: Found, rho: float) -> None:
@@ -227,27 +184,24 @@ class FusedStep:
         weight, variance = parameters[:-1].square().reciprocal().expand(D), parameters[-1]
         if self.shift is not None:
             Z, X = Z - self.shift, torch.sub(X, self.shift, out=self._X[:B])
-        X2 = torch.mul(X, X, out=self._X2[:B])
-        scaled = Z * weight
-        r2_ZZ = Z @ scaled.T
+        scaled = torch.mul(Z, weight, out=self._scaled)
+        r2_ZZ = torch.mm(Z, scaled.T, out=self._r2_ZZ)
         z2 = torch.diagonal(r2_ZZ).clone()
-        tiny = torch.finfo(Z.dtype).tiny
         r2 = torch.addmm(z2, X, scaled.T, alpha=-2.0, out=self._r2[:B])
-        r2.add_((X2 @ weight).unsqueeze(1)).clamp_(tiny, self.farthest)
+        x2 = self.passes.norms(X, self._X2[:B], weight)
+        k = self.passes.values(r2, x2, self.farthest, self._k[:B])
         # On the diagonal z² - 2z² + z², which is zero without rounding.
-        torch.sub(z2, r2_ZZ, alpha=2.0, out=r2_ZZ).add_(z2.unsqueeze(1))
-        r2_ZZ.clamp_(tiny, self.farthest)
-        k, k_ZZ = self.kind.value(r2, self._k[:B]), self.kind.value(r2_ZZ, None)
+        torch.sub(z2, r2_ZZ, alpha=2.0, out=r2_ZZ)
+        k_ZZ = self.passes.values(r2_ZZ, z2, self.farthest, self._k_ZZ)
         # Jitter is relative to the variance, so the factor of variance 1 does for all of them.
         L, info = torch.linalg.cholesky_ex(torch.add(k_ZZ, self.eye, alpha=self.jitter))
         L_inv = torch.linalg.solve_triangular(L, self.eye, upper=False)
         root = L_inv * variance.sqrt()
         A = torch.mm(k, root.T, out=self._A[:B])
-        explained = torch.linalg.vector_norm(A, dim=1).square_()
-        residual, floor = variance - explained, 1e-6 * variance
+        residual, at_floor = self.passes.residual(A, variance)
         return _Features(
-            *(A, torch.maximum(residual, floor), residual < floor, weight, variance),
-            *(L_inv, root, Z, X, (r2, k), (r2_ZZ, k_ZZ), info.ne(0).sum()),
+            *(A, residual, at_floor, weight, variance, L_inv, root, Z, X),
+            *((r2, k), (r2_ZZ, k_ZZ), info.ne(0).sum()),
         )
 
     def _gradients(
@@ -259,20 +213,22 @@ class FusedStep:
         dA = torch.bmm((2.0 * dv).unsqueeze(1), U, out=self._dA[:B].unsqueeze(1)).view(B, M)
         dA.addmm_(dm, w).addcmul_(f.A, d_residual.unsqueeze(1), value=-2.0)
         # Through A = k rootᵀ to r² between rows and Z ...
-        E = torch.mm(dA, f.root, out=self._dK[:B]).mul_(self.kind.slope(*f.rows))
+        E = torch.mm(dA, f.root, out=self._dK[:B])
+        E_rows, E_columns = self.passes.slopes(E, *f.rows)
         # ... and through the Cholesky factor: K̄ = -L⁻ᵀ Φ(Ā Aᵀ) L⁻¹, Φ the lower triangle with
         # half its diagonal, and the symmetric part of that.
         G = (dA.T @ f.A).mul_(self.half_lower)
         K = f.L_inv.T @ G @ f.L_inv
-        E_ZZ = torch.add(K, K.T).mul_(-0.5).mul_(self.kind.slope(*f.inducing)).fill_diagonal_(0.0)
+        # Without its factor of -1/2.
+        E_ZZ = torch.add(K, K.T, out=self._E_ZZ).fill_diagonal_(0.0)
+        columns = E_columns.sub_(self.passes.slopes(E_ZZ, *f.inducing)[1])
         # Minus ∂r²/∂z: Σ_b E_bi (x_b - z_i), and both sides of k(Z, Z).
-        EX = E.T @ f.X
-        rows = torch.add(E.sum(0), E_ZZ.sum(0), alpha=2.0).unsqueeze(1)
-        push = torch.addmm(EX, E_ZZ, f.Z, alpha=2.0).addcmul_(rows, f.Z, value=-1.0)
-        d_theta, d_Z = None, None
+        EX, EZ = torch.mm(E.T, f.X, out=self._EX), torch.mm(E_ZZ, f.Z, out=self._EZ)
+        d_Z, moved = self.passes.push(EX, EZ, columns, f.Z, f.weight, self._dZ)
+        d_theta = None
         if self.learned.theta:
             # A longer lengthscale moves all points towards the origin, Z and rows alike.
-            moved = EX.add_(push).mul_(f.Z).sum(0) - E.sum(1) @ self._X2[:B]
+            moved.sub_(self.passes.squares(E_rows, f.X, self._X2[:B]))
             d_length = 2.0 * f.weight * moved
             if theta.shape[1] == 2:
                 d_length = d_length.sum(0, keepdim=True)
@@ -280,9 +236,7 @@ class FusedStep:
             d_variance = torch.diagonal(G).sum() + f.variance * d_residual.sum()
             inside = theta.abs() <= LOG_BOUND
             d_theta = torch.cat([d_length, d_variance.view(1)]).unsqueeze(0) * inside
-        if self.learned.Z:
-            d_Z = push.mul_(-2.0 * f.weight)
-        return d_theta, d_Z
+        return d_theta, d_Z if self.learned.Z else None
 
 
 def _shift(leaves: Leaves) -> Tensor | None:
