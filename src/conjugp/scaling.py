@@ -113,12 +113,14 @@ def fit_scaling(rows: Readable, center: bool, group: Group = ALONE) -> Scaling:
     those here.
     """
 
-    def moments(i: slice) -> tuple[_Moments, float]:
+    every = blocks(rows.n, rows.n_features)
+
+    def moments(i: slice, d: np.ndarray) -> tuple[_Moments, float]:
         X, _, weight = rows.read(i.start, i.stop)
         total = float(weight.sum())
         share = weight / total
         # Differences from a row: a constant column's mean is that very number.
-        d = X.astype(np.float64, order="C")
+        d[...] = X
         first = d[0].copy()
         d -= first
         # Not by BLAS: its sums depend on the number of threads.
@@ -130,12 +132,12 @@ def fit_scaling(rows: Readable, center: bool, group: Group = ALONE) -> Scaling:
     by_block: dict[int, tuple[_Moments, float]] = {}
 
     def work(some: Iterator[slice]) -> None:
+        room = np.empty((every[0].stop, rows.n_features))
         with np.errstate(over="ignore", invalid="ignore"):  # of this thread
             for i in some:
-                by_block[i.start] = moments(i)
+                by_block[i.start] = moments(i, room[: i.stop - i.start])
 
     eps, found = 0.0, None
-    every = blocks(rows.n, rows.n_features)
     with np.errstate(over="ignore", invalid="ignore"):
         for k in range(0, len(every), _ROUND):
             each(every[k : k + _ROUND], work)
