@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conjugp.rows import Rows, canonical
+from conjugp.rows import Rows, canonical, row_hash
 
 
 def assert_same(a: Rows, b: Rows, rtol: float = 0.0) -> None:
@@ -105,6 +105,18 @@ def test_integers_and_strided_input(rng):
     X = rng.integers(0, 3, (40, 6))[:, ::2]
     y = rng.integers(0, 2, 40)
     assert as_dict(*canonical(X, y, None)) == as_dict(X, y, np.ones(40))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_the_hash_of_a_row_is_its_own(monkeypatch, rng, dtype, width):
+    """Whatever rows come with it, in blocks of any size: odd widths leave half a word empty."""
+    X, y = rng.standard_normal((300, width)).astype(dtype), rng.integers(0, 3, 300)
+    one = np.concatenate([row_hash(X[i : i + 1], y[i : i + 1]) for i in range(300)])
+    assert len(np.unique(one)) == 300
+    for size in (1, 7, 1 << 15):
+        monkeypatch.setattr("conjugp.rows._HASHED", size)
+        np.testing.assert_array_equal(row_hash(X, y), one)
 
 
 def test_a_hash_that_collides_does_not_merge(monkeypatch, rng):

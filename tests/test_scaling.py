@@ -103,6 +103,8 @@ def test_units_that_squares_in_single_precision_could_not_hold(unit):
 def test_many_blocks_and_threads(monkeypatch, dtype, offset):
     """The moments of all rows, the same bits for any number of threads and any layout of X."""
     monkeypatch.setattr(threads, "BLOCK", 64)
+    monkeypatch.setattr("conjugp.rows._HASHED", 32)
+    monkeypatch.setattr("conjugp.scaling._ROUND", 14)
     rng = np.random.default_rng(0)
     A = (rng.standard_normal((500, 3)) * [1.0, 0.01, 30.0] + offset).astype(dtype)
     A[:, 1] = A[0, 1]

@@ -391,7 +391,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             center = self.kernel is None or self.kernel.stationary
             here = rows.here if isinstance(rows, JointRows) else rows
             scaling = self._scaling if warm else fit_scaling(here, center, group)
-            wait = center and not warm  # for those of this very scaling alone it is known
+            wait = center and not warm  # then it can be known that none of them overflows
             data = _dataset(rows, scaling, len(classes), dtype, device, wait)
             kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
             journal = open_journal(self, checkpoint, rows, classes, data, warm, self._seed())

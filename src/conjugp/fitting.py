@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -298,25 +298,28 @@ class Fitter:
             return state, fit_calibration(p.likelihood, m, v, held.y, held.weight)
         b, q = basis(state.kernels, state.Z, p.options.jitter), moments(state.q)
         batch = p.batch_size or held.n
-        latents, parts = list[tuple[Tensor, Tensor]](), list[svi.Statistics]()
-        size = max(LEAST_CHUNK, min(batch, HELD_CHUNK))
-        for i in range(0, held.n, size):
-            part = held.rows(i, i + size)
-            f = features(b, part.X)
-            m, v, _ = marginals(q, f)
-            m = m + state.mean
-            latents.append((m, v))
-            site = svi.clamp(p.likelihood.site(part.y, m, v, p.bound), m)
-            parts.append(svi.statistics(f, site, state.mean, part.weight))
-        m, v = (torch.cat(column) for column in zip(*latents, strict=True))
-        calibration = fit_calibration(p.likelihood, m, v, held.y, held.weight)
+        size, latents = max(LEAST_CHUNK, min(batch, HELD_CHUNK)), list[tuple[Tensor, Tensor]]()
+
+        def statistics() -> Iterator[svi.Statistics]:
+            for i in range(0, held.n, size):
+                part = held.rows(i, i + size)
+                f = features(b, part.X)
+                m, v, _ = marginals(q, f)
+                m = m + state.mean
+                latents.append((m, v))
+                site = svi.clamp(p.likelihood.site(part.y, m, v, p.bound), m)
+                yield svi.statistics(f, site, state.mean, part.weight)
+
         # A step of size rho leaves 1/rho batches in q, about half of them by another kernel.
         remembered = 0.5 * batch * max(1, state.step) ** p.options.step_exponent
         rho = min(0.5, held.n / (held.n + remembered))
-        new = svi.update(state.q, svi.add(parts), total / held.total, rho)
+        new = svi.update(state.q, svi.add(statistics()), total / held.total, rho)
+        m, v = (torch.cat(column) for column in zip(*latents, strict=True))
+        calibration = fit_calibration(p.likelihood, m, v, held.y, held.weight)
+        # Ranks compute alike; where their machines round differently, rank 0's is taken.
+        new = Posterior(*map(self.data.group.same_tensor, new))
         if bool(torch.isfinite(new.h).all() & torch.isfinite(new.P).all()):
-            same = self.data.group.same_tensor
-            state = replace(state, q=Posterior(same(new.h), same(new.P)))
+            return replace(state, q=new), calibration
         return state, calibration
 
     def _learn_likelihood(self, state: State, data: Dataset) -> bool:

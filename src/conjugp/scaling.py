@@ -14,6 +14,8 @@ from conjugp.group import ALONE, Group
 from conjugp.rows import Rows, taken
 from conjugp.threads import blocks, each
 
+_ROUND = 1024  # blocks whose moments are kept until they are joined
+
 
 class Readable(Protocol):
     """Rows of which any stretch can be read."""
@@ -111,12 +113,14 @@ def fit_scaling(rows: Readable, center: bool, group: Group = ALONE) -> Scaling:
     those here.
     """
 
-    def moments(i: slice) -> tuple[_Moments, float]:
+    every = blocks(rows.n, rows.n_features)
+
+    def moments(i: slice, d: np.ndarray) -> tuple[_Moments, float]:
         X, _, weight = rows.read(i.start, i.stop)
         total = float(weight.sum())
         share = weight / total
         # Differences from a row: a constant column's mean is that very number.
-        d = X.astype(np.float64, order="C")
+        d[...] = X
         first = d[0].copy()
         d -= first
         # Not by BLAS: its sums depend on the number of threads.
@@ -128,16 +132,20 @@ def fit_scaling(rows: Readable, center: bool, group: Group = ALONE) -> Scaling:
     by_block: dict[int, tuple[_Moments, float]] = {}
 
     def work(some: Iterator[slice]) -> None:
+        room = np.empty((every[0].stop, rows.n_features))
         with np.errstate(over="ignore", invalid="ignore"):  # of this thread
             for i in some:
-                by_block[i.start] = moments(i)
+                by_block[i.start] = moments(i, room[: i.stop - i.start])
 
-    each(blocks(rows.n, rows.n_features), work)
+    eps, found = 0.0, None
     with np.errstate(over="ignore", invalid="ignore"):
-        # In the order of the blocks, whoever was first.
-        here = [by_block[start] for start in sorted(by_block)]
-        found = reduce(_Moments.joined, (m for m, _ in here)) if here else None
-        parts = group.gather((found, here[-1][1] if here else 0.0))
+        for k in range(0, len(every), _ROUND):
+            each(every[k : k + _ROUND], work)
+            # In the order of the blocks, whoever was first.
+            for start in sorted(by_block):
+                part, eps = by_block.pop(start)
+                found = part if found is None else found.joined(part)
+        parts = group.gather((found, eps))
         eps = max(p[1] for p in parts)
         _, mean, variance = reduce(_Moments.joined, (p[0] for p in parts if p[0] is not None))
         sd = np.sqrt(variance)

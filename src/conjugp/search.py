@@ -62,9 +62,11 @@ def class_centres(
     """About `n` k-means centres of the classes' rows, in the kernel's own metric."""
     if not isinstance(kernel, Normalised):
         return by_class(data, n, generator, metric(kernel, data.like))
-    units = 1.0 if kernel.units is None else torch.tensor(kernel.units).to(data.like)
-    lengths = metric(kernel.kernel, data.like)
-    return by_class(data, n, generator, lengths, kernel.directions) / units
+    like = data.like
+    Z = by_class(data, n, generator, metric(kernel.kernel, like), kernel.directions)
+    if kernel.units is None:
+        return Z
+    return Z / torch.tensor(kernel.units, dtype=like.dtype, device=like.device)
 
 
 def search(
