@@ -42,7 +42,7 @@ SAME_AS = {
 
 # Complete fits, longer and longer, until one is as good as the best peer.
 CONJUGP = {"n_inducing": 200, "covariance": "full"}
-EPOCHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.7, 2, 3, 5)
+EPOCHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 1.8, 2.1, 2.5, 3, 5)
 # A pass over half a million rows is long.
 FEW_EPOCHS = {"covtype": (0.01, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.35, 0.5, 1)}
 REPEATS = 3  # of a fit, for the median of its seconds
