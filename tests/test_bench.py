@@ -32,7 +32,7 @@ ENTRIES = {
     "optimiser": {"device", "nll"},
     "default_fit": {"seconds", "profiled_seconds", "product_seconds", "ratio", "spent"},
 }
-CONTEST = {"target_nll", "error", "peer_seconds", "ratio", "wanted", "passed"}
+CONTEST = {"target_nll", "error", "peer_seconds", "ratio", "wanted", "only_worse", "passed"}
 CONTEST |= {"conjugp_settings", "conjugp_seconds", "conjugp_nll"}
 POINT = {"seconds", "error", "nll", "ece"}
 
