@@ -38,7 +38,7 @@ class Deferred:
     @property
     def mass(self) -> Tensor:
         """The weight of every class, (C,)."""
-        return torch.bincount(self.y, self.weight.double(), self.n_classes)
+        return torch.bincount(self.y, self.weight.double(), self.n_classes).double()
 
     @property
     def total(self) -> float:

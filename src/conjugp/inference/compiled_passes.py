@@ -90,11 +90,10 @@ def _push(EX: Any, EZ: Any, sums: Any, Z: Any, weight: Any, two: Any, d_Z: Any, 
             d_Z[i, d] = -two * weight[d] * push
 
 
-def _adam(x: Any, g: Any, m: Any, s: Any, keep1: Any, keep2: Any, least: Any, rate: Any) -> None:
-    one = keep1 / keep1
+def _adam(x: Any, g: Any, m: Any, s: Any, new1: Any, new2: Any, least: Any, rate: Any) -> None:
     for i in range(len(x)):
-        m[i] += (one - keep1) * (g[i] - m[i])
-        s[i] = keep2 * s[i] + (one - keep2) * g[i] * g[i]
+        m[i] += new1 * (g[i] - m[i])
+        s[i] += new2 * (g[i] * g[i] - s[i])
         x[i] -= rate * m[i] / (math.sqrt(s[i]) + least)
 
 
@@ -163,6 +162,6 @@ def load(dtype: torch.dtype) -> Loaded:
         x: Tensor, g: Tensor, m: Tensor, s: Tensor, beta1: float, beta2: float, *rest: float
     ) -> None:
         flat = (t.view(-1).numpy() for t in (x, g.contiguous(), m, s))
-        adam_(*flat, beta1, beta2, *rest)
+        adam_(*flat, 1 - beta1, 1 - beta2, *rest)
 
     return Loaded(norms, squares, values, slopes, residual, push, adam)
