@@ -21,6 +21,7 @@ from conjugp.data import Data
 from conjugp.features import basis, features
 from conjugp.fitting import (
     FOLDS,
+    SCALES,
     Fitter,
     cache_bytes,
     estimated_elbo,
@@ -32,7 +33,7 @@ from conjugp.fitting import (
 from conjugp.inference.svi import clamp
 from conjugp.kernels import RBF
 from conjugp.model import coupled
-from conjugp.posterior import Posterior
+from conjugp.posterior import Posterior, marginals, moments
 from conjugp.progress import ProgressBar
 from conjugp.training import Progress, initial_state
 from faces import decoupled, fitted_attributes, fixed, minibatch, toy
@@ -353,7 +354,14 @@ def test_rows_held_out_do_not_unsettle_the_posterior():
 @quiet
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"shared_kernel": False}, {"likelihood": "softmax"}, {"batch_size": 100}],
+    [
+        {},
+        {"shared_kernel": False},
+        {"likelihood": "softmax"},
+        {"batch_size": 100},
+        {"options": FitOptions(conditional_variance=1.0)},
+        {"options": FitOptions(conditional_variance=0.3)},
+    ],
     ids=str,
 )
 def test_rows_held_out_are_taken_in_by_one_step(changes, monkeypatch):
@@ -363,25 +371,31 @@ def test_rows_held_out_are_taken_in_by_one_step(changes, monkeypatch):
     seen = []
     taken_in = Fitter._taken_in
 
-    def spy(self, state, held, total):
-        out = taken_in(self, state, held, total)
-        seen.append((self.plan, deepcopy(state), held, total, deepcopy(out[0]), out[1]))
+    def spy(self, state, held, total, kept):
+        out = taken_in(self, state, held, total, kept)
+        seen.append((self.plan, deepcopy(state), held, total, kept, deepcopy(out[0]), out[1]))
         return out
 
     monkeypatch.setattr(Fitter, "_taken_in", spy)
     clf = minibatch(temperature="auto", max_epochs=3, **changes).fit(A, labels, weight)
-    [(plan, state, held, total, after, calibration)] = seen
+    [(plan, state, held, total, kept, after, calibration)] = seen
+    given = plan.options.conditional_variance
+    assert kept == (0.05 if given == "auto" else given)
     assert 60 < held.n <= 90 and total == pytest.approx(weight.sum())
     model = coupled(state, plan.likelihood, plan.bound)
     m, v = model.latent(held.X)
-    found = fit_calibration(plan.likelihood, m, v, held.y, held.weight)
+    scales = (1.0,) if kept == 1.0 else SCALES
+    found = fit_calibration(plan.likelihood, m, v, held.y, held.weight, scales)
     assert calibration.temperature == pytest.approx(found.temperature, rel=1e-4)
+    assert calibration.variance_scale == found.variance_scale
     assert clf.temperature_ == calibration.temperature
     # Row by row and class by class (Q3, Q4).
     rho = held.n / (held.n + 0.5 * plan.batch_size * state.step**0.6)
     assert 0.05 < rho < 0.5
+    f = features(basis(state.kernels, state.Z, kept=kept), held.X)
+    m, v, _ = marginals(moments(state.q), f)
+    m = m + state.mean
     site = clamp(plan.likelihood.site(held.y, m, v, plan.bound), m)
-    f = features(basis(state.kernels, state.Z), held.X)
     scale = total / float(held.weight.sum())
     for c in range(3):
         F = f.A[c % len(f.A)]
@@ -394,6 +408,45 @@ def test_rows_held_out_are_taken_in_by_one_step(changes, monkeypatch):
         torch.testing.assert_close(after.q.h[c], h, rtol=1e-6, atol=1e-8)
         P = (1 - rho) * state.q.P[c] + rho * P
         torch.testing.assert_close(after.q.P[c], P, rtol=1e-6, atol=1e-8)
+
+
+@quiet
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({}, 0.06),
+        ({"n_inducing": 40}, 0.3),
+        ({"n_inducing": 4}, 0.05),
+        ({"n_inducing": 200}, 1.0),
+        ({"temperature": None}, 1.0),  # no one would mend the variances
+        ({"temperature": 2.0}, 1.0),
+        ({"learn_hyperparameters": False}, 1.0),
+        ({"batch_size": None}, 1.0),
+        ({"options": FitOptions(initial_variance=1.0)}, 1.0),
+        ({"likelihood": "heaviside", "inference": "ep"}, 1.0),
+        ({"likelihood": "robust-max"}, 1.0),
+        ({"likelihood": "softmax"}, 0.06),
+        ({"batch_size": None, "options": FitOptions(conditional_variance=0.4)}, 0.4),
+        ({"temperature": None, "options": FitOptions(conditional_variance=0.4)}, 0.4),
+    ],
+    ids=str,
+)
+def test_how_much_variance_rows_are_fitted_with(changes, kept, monkeypatch):
+    seen, train = [], Fitter._train
+
+    def spy(self, state, data, settings, stage):
+        seen.append(settings.kept)
+        return train(self, state, data, settings, stage)
+
+    monkeypatch.setattr(Fitter, "_train", spy)
+    A, labels = toy(400, 3)
+    clf = minibatch(**{"temperature": "auto", "max_epochs": 2, **changes}).fit(A, labels)
+    assert seen == pytest.approx([kept] * len(seen), rel=1e-12)
+    if changes.get("inference") != "ep":
+        measures = {one["measure"] for one in clf.history_}
+        assert measures == {"ELBO" if kept == 1.0 else "relaxed ELBO"}
+        # The ELBO is that of the model, which has all of its variance.
+        assert clf.elbo_ == pytest.approx(clf.elbo(A, labels), rel=1e-4)
 
 
 @quiet

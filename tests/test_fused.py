@@ -53,11 +53,12 @@ def assert_same(a: Trainer | Result, b: Trainer | Result, tol: float = 1e-9) -> 
     assert s.step == t.step
 
 
+@pytest.mark.parametrize("kept", [1.0, 0.2])
 @pytest.mark.parametrize("bound", BOUNDS)
 @pytest.mark.parametrize("kernel", KERNELS, ids=NAMES)
-def test_steps_are_the_readable_ones(kernel, bound):
+def test_steps_are_the_readable_ones(kernel, bound, kept):
     data = weighted(160)
-    slow, fast = (make(data, kernel, bound=bound) for _ in range(2))
+    slow, fast = (make(data, kernel, bound=bound, kept=kept) for _ in range(2))
     fast._start_fused(50)
     for i in range(12):
         part = data.rows(i % 4 * 40, i % 4 * 40 + 30 + 5 * (i % 3))
@@ -88,12 +89,13 @@ def fused_step(kernel: Kernel, bound: str, leaves: Leaves, **changes: Any) -> Fu
     return FusedStep(kernel, LIKELIHOOD, bound, leaves, **{**usual, **changes})
 
 
+@pytest.mark.parametrize("kept", [1.0, 0.2])
 @pytest.mark.parametrize("bound", BOUNDS)
 @pytest.mark.parametrize("kernel", KERNELS, ids=NAMES)
-def test_gradients_are_finite_differences(kernel, bound):
+def test_gradients_are_finite_differences(kernel, bound, kept):
     data, q = weighted(15), random_posterior(3, 6)
     leaves = Leaves(kernel.theta.double()[None], data.X[:6] + 0.2, MEAN.clone())
-    step = fused_step(kernel, bound, leaves)
+    step = fused_step(kernel, bound, leaves, kept=kept)
 
     def value() -> float:
         found = step.evaluate(leaves, q, data.X, data.y, data.weight, False)

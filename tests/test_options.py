@@ -23,6 +23,7 @@ OUT_OF_RANGE = {
     "prediction": ["exact", None, 1],
     "n_samples": [0, -1, 2.5, "many", True],
     "initial_variance": [0.0, -1.0, np.nan, np.inf, "big"],
+    "conditional_variance": [0.0, -0.1, 1.1, np.nan, None, "all", True],
     "mean_training": ["mode", None],
     "mean_variance": [0.0, -1.0, np.nan, np.inf, "big"],
     "mean_learning_rate": [0.0, np.nan, np.inf, None],

@@ -10,7 +10,7 @@ from conjugp.data import Data
 from conjugp.features import basis, features
 from conjugp.inference import svi
 from conjugp.kernels import RBF, Matern12, Matern52
-from conjugp.posterior import Posterior, kl, marginals, moments, prior
+from conjugp.posterior import Posterior, class_kl, kl, marginals, moments, prior
 from conjugp.training import Settings, Trainer, initial_state
 from problems import (
     BOUNDS,
@@ -264,6 +264,47 @@ def test_elbos_are_ordered_below_the_evidence(n_classes, labels, variance):
     assert found["augmented"] < found["collapsed"] < found["tight"] < evidence - 1e-4
     # Jensen's gap is of the order of the variance; a constant forgotten would not be.
     assert evidence - found["tight"] < 0.12 * variance
+
+
+@pytest.mark.parametrize("kept", [0.05, 0.4, 1.0])
+def test_what_rows_keep_costs_a_constant(kept):
+    """q(f, ũ) as one dense Gaussian: its marginals, and its divergence from the prior (Q9)."""
+    data, kernel = blobs(6, 2), RBF(1.2, 3.0)
+    Z, q = data.X[:3] + 0.4, random_posterior(2, 3)
+    b = basis([kernel], Z, jitter=0.0, kept=kept)
+    f = features(b, data.X)
+    m, v, _ = marginals(moments(q), f)
+    A = f.A[0].T
+    open_ = kernel(data.X, data.X) - A @ A.T
+    for c in range(2):
+        S = torch.linalg.inv(q.P[c])
+        mean = torch.cat([S @ q.h[c], A @ S @ q.h[c]])
+        joint, p = (
+            torch.cat([torch.cat([s, s @ A.T], 1), torch.cat([A @ s, A @ s @ A.T + k], 1)])
+            for s, k in ((S, kept * open_), (torch.eye(3).double(), open_))
+        )
+        torch.testing.assert_close(mean[3:], m[:, c])
+        torch.testing.assert_close(joint.diagonal()[3:], v[:, c])
+        trace = torch.linalg.solve(p, joint).trace() + mean @ torch.linalg.solve(p, mean)
+        dense = 0.5 * (trace - 9 + p.logdet() - joint.logdet())
+        constant = 0.5 * 6 * (kept - 1 - np.log(kept))
+        assert float(class_kl(moments(q))[c]) + constant == pytest.approx(float(dense), rel=1e-9)
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_fits_that_keep_less_have_a_bound_too(bound):
+    """Less the constant, below the evidence; without it they may be above."""
+    X = torch.tensor([[0.0], [0.7]]).double()
+    data = Data(X, torch.tensor([0, 1]), torch.ones(2).double(), 2)
+    kernel, mean = RBF(0.3, 3.0), torch.tensor([0.5, -0.4]).double()
+    evidence = log_evidence(data, kernel, mean.numpy(), 40)
+    elbos = []
+    for kept in (1.0, 0.7, 0.3, 0.05):
+        settings = fixed(bound, max_epochs=500, tol=1e-7, kept=kept)
+        value = trainer(data, kernel, settings, X[:1] + 0.2, mean).fit().elbo
+        elbos.append(value)
+        assert value - 0.5 * 2 * 2 * (kept - 1 - np.log(kept)) < evidence - 1e-3
+    assert elbos == sorted(elbos)
 
 
 # --- hyperparameter gradients -------------------------------------------------------------------

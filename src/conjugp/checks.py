@@ -86,6 +86,11 @@ def check_parameters(clf: Any) -> tuple[Likelihood, str, FitOptions]:
     if not isinstance(options, FitOptions):
         raise ValueError(f"options must be a FitOptions or None; got {options!r}")
     options.validate()
+    if clf.inference == "ep" and options.conditional_variance not in ("auto", 1.0):
+        raise ValueError(
+            "options.conditional_variance must be 'auto' or 1 with inference='ep'; "
+            f"got {options.conditional_variance!r}"
+        )
     check_device(clf.device, 0)
     try:
         check_random_state(clf.random_state)

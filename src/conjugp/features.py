@@ -21,22 +21,26 @@ class Basis(NamedTuple):
     kernels: tuple[Kernel, ...]  # K kernels
     Z: Tensor  # (M, D)
     L_inv: Tensor  # (K, M, M), lower triangular, L_inv K_ZZ L_invᵀ = I
+    kept: float = 1.0  # the share of k̃ that rows keep (Q9)
 
 
 class Features(NamedTuple):
-    """A = L⁻¹ K_ZX and what it leaves unexplained, k̃ = k(x, x) - Σ A²."""
+    """A = L⁻¹ K_ZX and what rows keep of the unexplained, k̃ = k(x, x) - Σ A²."""
 
     A: Tensor  # (K, M, B)
     residual: Tensor  # (K, B)
 
 
-def basis(kernels: Sequence[Kernel], Z: Tensor, jitter: float | None = None) -> Basis:
+def basis(
+    kernels: Sequence[Kernel], Z: Tensor, jitter: float | None = None, kept: float = 1.0
+) -> Basis:
     """Factorise K_ZZ = L Lᵀ for every kernel. Differentiable in kernels and Z."""
     K = torch.stack([k(Z, Z) for k in kernels])
     L, _ = cholesky(K, jitter)
     eye = torch.eye(len(Z), dtype=Z.dtype, device=Z.device)
     # With many right-hand sides a product with the explicit inverse beats a triangular solve.
-    return Basis(tuple(kernels), Z, torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False))
+    L_inv = torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False)
+    return Basis(tuple(kernels), Z, L_inv, kept)
 
 
 def features(b: Basis, X: Tensor) -> Features:
@@ -46,7 +50,7 @@ def features(b: Basis, X: Tensor) -> Features:
     prior = torch.stack([k.diag(X) for k in b.kernels])
     # Rounding can push the residual below zero, and v must stay positive.
     floor = 1e-6 * prior.detach()
-    return Features(A, torch.maximum(prior - A.square().sum(1), floor))
+    return Features(A, b.kept * torch.maximum(prior - A.square().sum(1), floor))
 
 
 @torch.no_grad()

@@ -54,6 +54,9 @@ ELBO_ROWS, ELBO_PAIRS = 2048, 2**20  # rows, times classes, that stand for all i
 LIKELIHOOD_ROWS = 10_000  # and where a likelihood's own parameters are learned
 READS = 2  # epochs up to which rows are scaled whenever they are read
 LEAST_CHUNK, HELD_CHUNK = 64, 1024  # held-out rows at a time
+# Of the variance given the inducing points rows keep this many times M/N, and at least so much.
+KEPT, LEAST_KEPT = 3.0, 0.05
+SCALES, SCALE_ROWS = (0.1, 1.0), 2048  # shares of the variance for such fits, and who chooses
 FOLDS = 5
 LIKELIHOOD_ROUNDS = 3  # fits in turn of q and of a likelihood's own parameters
 CROSS_FIT_ROWS = 5000  # up to here folds, not one hold-out, give the temperature
@@ -236,7 +239,8 @@ class Fitter:
         if state is None:
             kernel = self._first_kernel(train, full)
             state = self._start(train, kernel, p.n_inducing, self.mean, not usual)
-        settings = self._settings(learning_rate=(2 if full else 1) * p.learning_rate)
+        kept = self._kept(usual, len(state.Z) / data.n)
+        settings = self._settings(learning_rate=(2 if full else 1) * p.learning_rate, kept=kept)
         if not usual:
             settings = replace(
                 settings,
@@ -257,7 +261,7 @@ class Fitter:
         if held is not None:
             # The held-out rows are trained on after all, the kernel at rest. Steps are as short as
             # the last ones were: what q knows counts as much as the batches that it remembers.
-            last_state, calibration = self._taken_in(last_state, held, data.total)
+            last_state, calibration = self._taken_in(last_state, held, data.total, kept)
             rest = self._settings(
                 learn_kernel=False,
                 learn_mean=False,
@@ -266,13 +270,14 @@ class Fitter:
                 min_step=0.02,
                 step_exponent=1.0,
                 first_step=max(1, round(last_state.step**p.options.step_exponent)),
+                kept=kept,
             )
             last_state = self._train(last_state, data, rest, "all rows").state
         elif calibrate:
-            calibration = self._cross_fit(result.state, data.head(data.n))
+            calibration = self._cross_fit(result.state, data.head(data.n), kept)
         model = coupled(last_state, p.likelihood, p.bound, p.options.jitter)
         # Expectation propagation reports an evidence that is no bound.
-        known = full and p.inference != "ep"
+        known = full and p.inference != "ep" and kept == 1.0
         elbo = result.elbo if known else estimated_elbo(model, data)
         return Fitted(
             model,
@@ -286,7 +291,25 @@ class Fitter:
             result.class_gap,
         )
 
-    def _taken_in(self, state: State, held: Data, total: float) -> tuple[State, Calibration]:
+    def _kept(self, usual: bool, points: float) -> float:
+        """The share of the variance given the inducing points that rows are fitted with (Q9).
+
+        Less than all of it makes better means and worse variances. Held-out rows mend these, but
+        for likelihoods with jumps, which live on them. With few rows for each of the `points`, the
+        variance that they leave keeps these from fitting noise.
+        """
+        p, given = self.plan, self.plan.options.conditional_variance
+        if given != "auto":
+            return float(given)
+        if usual or p.inference == "ep" or not p.likelihood.smooth:
+            return 1.0
+        if p.temperature is not None or not p.learn_kernel:
+            return 1.0
+        return min(1.0, max(LEAST_KEPT, KEPT * points))
+
+    def _taken_in(
+        self, state: State, held: Data, total: float, kept: float
+    ) -> tuple[State, Calibration]:
         """q after one step on all held-out rows (Q1-Q4), and a temperature from them before it.
 
         The latents that a temperature needs are most of such a step. Expectation propagation has
@@ -295,7 +318,7 @@ class Fitter:
         p = self.plan
         if p.inference == "ep" or p.class_batch is not None:
             m, v = coupled(state, p.likelihood, p.bound, p.options.jitter).latent(held.X)
-            return state, fit_calibration(p.likelihood, m, v, held.y, held.weight)
+            return state, self._calibration(m, v, held, kept)
         b, q = basis(state.kernels, state.Z, p.options.jitter), moments(state.q)
         batch = p.batch_size or held.n
         size, latents = max(LEAST_CHUNK, min(batch, HELD_CHUNK)), list[tuple[Tensor, Tensor]]()
@@ -307,6 +330,7 @@ class Fitter:
                 m, v, _ = marginals(q, f)
                 m = m + state.mean
                 latents.append((m, v))
+                v = v - (1.0 - kept) * f.residual.T
                 site = svi.clamp(p.likelihood.site(part.y, m, v, p.bound), m)
                 yield svi.statistics(f, site, state.mean, part.weight)
 
@@ -315,12 +339,23 @@ class Fitter:
         rho = min(0.5, held.n / (held.n + remembered))
         new = svi.update(state.q, svi.add(statistics()), total / held.total, rho)
         m, v = (torch.cat(column) for column in zip(*latents, strict=True))
-        calibration = fit_calibration(p.likelihood, m, v, held.y, held.weight)
+        calibration = self._calibration(m, v, held, kept)
         # Ranks compute alike; where their machines round differently, rank 0's is taken.
         new = Posterior(*map(self.data.group.same_tensor, new))
         if bool(torch.isfinite(new.h).all() & torch.isfinite(new.P).all()):
             return replace(state, q=new), calibration
         return state, calibration
+
+    def _calibration(self, m: Tensor, v: Tensor, held: Data, kept: float) -> Calibration:
+        """A temperature and, where q was fitted with less than all its variance, how much counts.
+
+        A few rows choose that share: going through all of them for each takes as long as steps.
+        """
+        like, scale = self.plan.likelihood, 1.0
+        if kept < 1.0:
+            few = [x[:SCALE_ROWS] for x in (m, v, held.y, held.weight)]
+            scale = fit_calibration(like, *few, SCALES).variance_scale
+        return fit_calibration(like, m, v, held.y, held.weight, (scale,))
 
     def _learn_likelihood(self, state: State, data: Dataset) -> bool:
         """Fit the likelihood's own parameters to what the rows' latents are; False if it has none.
@@ -336,11 +371,16 @@ class Fitter:
         self.plan = replace(p, likelihood=learned)
         return learned is not p.likelihood
 
-    def _cross_fit(self, state: State, data: Data) -> Calibration:
+    def _cross_fit(self, state: State, data: Data, kept: float) -> Calibration:
         """A temperature from folds: q fitted again without each, kernel and points at rest."""
         p = self.plan
         settings = self._settings(
-            learn_kernel=False, learn_mean=False, learn_inducing=False, max_epochs=30, tol=0.1
+            learn_kernel=False,
+            learn_mean=False,
+            learn_inducing=False,
+            max_epochs=30,
+            tol=0.1,
+            kept=kept,
         )
 
         def predict(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -350,7 +390,7 @@ class Fitter:
             fitted = self.journal.stage("fold", lambda: trainer.fit(self.journal)).state
             return coupled(fitted, p.likelihood, p.bound, p.options.jitter).latent(data.X[rows])
 
-        return self._folded(data, predict, (1.0,))
+        return self._folded(data, predict, (1.0,) if kept == 1.0 else SCALES)
 
     def _folded(
         self,

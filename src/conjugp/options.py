@@ -29,6 +29,12 @@ class FitOptions(BaseEstimator):
         lengthscales then start at the median distance, and k-means looks at all classes
         together. ``None`` is 3 and a quarter of that distance, in units that a few rows choose,
         or 10 and half of it with the full batch.
+    conditional_variance : float or "auto", default="auto"
+        Share of the variance given the inducing points with which a coupled fit sees its rows, in
+        (0, 1] (docs/math.md, Q9). Below 1 the bound is looser by a constant, and what it learns
+        predicts better. ``"auto"`` is three times the number of inducing points over that of
+        rows, and at least 0.05, where minibatches learn a kernel, held-out rows set the
+        temperature and the likelihood is smooth; else 1. Expectation propagation knows 1 only.
     mean_training : {"map", "elbo"}, default="map"
         How a decoupled posterior is trained: ``"map"`` finds the mean at zero latent variance, the
         posterior's mode, with a kernel chosen by held-out rows; ``"elbo"`` raises the ELBO of
@@ -83,6 +89,7 @@ class FitOptions(BaseEstimator):
         prediction: str = "integral",
         n_samples: int = 1024,
         initial_variance: float | None = None,
+        conditional_variance: float | str = "auto",
         mean_training: str = "map",
         mean_variance: float = 30.0,
         mean_learning_rate: float = 0.05,
@@ -105,6 +112,7 @@ class FitOptions(BaseEstimator):
         self.prediction = prediction
         self.n_samples = n_samples
         self.initial_variance = initial_variance
+        self.conditional_variance = conditional_variance
         self.mean_training = mean_training
         self.mean_variance = mean_variance
         self.mean_learning_rate = mean_learning_rate
@@ -144,6 +152,8 @@ class FitOptions(BaseEstimator):
             raise ValueError(f"options.spool must be a folder that exists; got {self.spool!r}")
         if self.initial_variance is not None:
             number("options.initial_variance", self.initial_variance, 0, exclusive=True)
+        if self.conditional_variance != "auto":
+            number("options.conditional_variance", self.conditional_variance, 0, 1, exclusive=True)
         number("options.mean_variance", self.mean_variance, 0, exclusive=True)
         number("options.mean_learning_rate", self.mean_learning_rate, 0, exclusive=True)
         number("options.step_exponent", self.step_exponent, 0, 1)

@@ -65,7 +65,7 @@ class _Solved(NamedTuple):
 
 
 class _Features(NamedTuple):
-    """Aᵀ (B, M) and the residual (B,) with what their gradients need."""
+    """Aᵀ (B, M) and what rows keep of the residual (B,) (Q9), with what their gradients need."""
 
     A: Tensor
     residual: Tensor
@@ -95,10 +95,11 @@ class FusedStep:
         learned: Learned,
         jitter: float | None = None,
         passes: Passes | None = None,
+        kept: float = 1.0,
     ) -> None:
         self.passes = passes or plain(kernel, likelihood, bound)
         self.farthest = type(kernel).farthest  # type: ignore[attr-defined]
-        self.total, self.learned = total, learned
+        self.total, self.learned, self.kept = total, learned, kept
         Z, C, (M, D) = leaves.Z, len(leaves.mean), leaves.Z.shape
         self.jitter = FIRST_JITTER[Z.dtype] if jitter is None else jitter
         self.eye = torch.eye(M, dtype=Z.dtype, device=Z.device)
@@ -197,7 +198,7 @@ class FusedStep:
         A = torch.mm(k, root.T, out=self._A[:B])
         residual, at_floor = self.passes.residual(A, variance)
         return _Features(
-            *(A, residual, at_floor, weight, variance, L_inv, root, Z, X),
+            *(A, residual.mul_(self.kept), at_floor, weight, variance, L_inv, root, Z, X),
             *((r2, k), (r2_ZZ, k_ZZ), info.ne(0).sum()),
         )
 
@@ -206,7 +207,7 @@ class FusedStep:
     ) -> tuple[Tensor | None, Tensor | None]:
         """Derivatives of Σ dm·m + dv·v in the kernel's log parameters and Z."""
         B, M = f.A.shape
-        d_residual = dv.sum(1).masked_fill_(f.at_floor, 0.0)
+        d_residual = dv.sum(1).mul_(self.kept).masked_fill_(f.at_floor, 0.0)
         dA = torch.bmm((2.0 * dv).unsqueeze(1), U, out=self._dA[:B].unsqueeze(1)).view(B, M)
         dA.addmm_(dm, w).addcmul_(f.A, d_residual.unsqueeze(1), value=-2.0)
         # Through A = k rootᵀ to r² between rows and Z ...
