@@ -20,7 +20,7 @@ import torch
 from data import load
 from record import add_output, context, keep, scores
 
-from conjugp import GPClassifier, classifier, fitting, starts
+from conjugp import FitOptions, GPClassifier, classifier, fitting, starts
 from conjugp.fitting import Fitter
 from conjugp.kernels import RBF, Kernel
 from conjugp.training import Settings, State, initial_state
@@ -39,10 +39,14 @@ class Variant:
     length: float = fitting.FIRST_LENGTH  # of the kernel at the start, in median distances
     points: str = ""  # k-means of all rows, in the kernel's lengthscales or in "working" units
     batch: int = BATCH
+    kept: float | str = "auto"  # of the variance that inducing points leave
 
 
 VARIANTS = {
     "default": Variant(),
+    "all of the variance": Variant(kept=1.0),
+    "a fifth of the variance": Variant(kept=0.2),
+    "a fiftieth of the variance": Variant(kept=0.02),
     "momentum 0.9": Variant({"momentum": 0.9}),
     "kernels at Adam's rate": Variant({"kernel_rate": 1.0}),
     "hyperparameters at rest for five steps": Variant({"settled": 5}),
@@ -103,6 +107,7 @@ def nll(name: str, variant: Variant, n_steps: int, device: str) -> float:
             max_epochs=n_steps * BATCH / len(split.y_train),
             device=device,
             random_state=0,
+            options=FitOptions(conditional_variance=variant.kept),
         )
         model.fit(split.X_train, split.y_train)
     return scores(split.y_test, model.predict_proba(split.X_test), model.classes_)["nll"]
@@ -139,6 +144,7 @@ def main() -> None:
             "momentum": 0.8,
             "inducing_rate": 0.5,
             "settled": 2,
+            "conditional_variance": fitting.LEAST_KEPT,
             "length": fitting.FIRST_LENGTH,
         }
         entry = {"device": device, "default": shared, "nll": found[name]}

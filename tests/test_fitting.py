@@ -324,10 +324,20 @@ def test_a_stream_from_before_is_forgotten():
     assert clf.score(1000 * X[:, :1] + 5, y) >= before - 0.1
 
 
-def test_calibrate_knows_a_decoupled_fit():
-    """Also where all its points carry the covariance, as with few of them."""
-    clf = decoupled(options=FitOptions()).fit(X, y)
-    assert clf.calibrate(X, y).variance_scale_ in VARIANCE_SCALES
+@quiet
+@pytest.mark.parametrize(
+    ("make", "chosen", "scales"),
+    [
+        (lambda: decoupled(options=FitOptions()), 1.0, VARIANCE_SCALES),
+        (minibatch, 1.0, (1.0,)),
+        (minibatch, 0.1, SCALES),
+    ],
+)
+def test_calibrate_knows_what_was_fitted(make, chosen, scales):
+    """Decoupled, also where all its points carry the covariance; coupled, with less variance."""
+    clf = make().fit(X, y)
+    clf.variance_scale_ = chosen
+    clf.calibrate(X, y)
     m, v = clf.predict_latent(X)
     found = fit_calibration(
         clf._fitted.model.likelihood,
@@ -335,7 +345,7 @@ def test_calibrate_knows_a_decoupled_fit():
         torch.tensor(v),
         torch.tensor(y),
         torch.ones(len(y)),
-        VARIANCE_SCALES,
+        scales,
     )
     assert clf.variance_scale_ == found.variance_scale
     assert clf.temperature_ == pytest.approx(found.temperature, rel=1e-3)

@@ -154,8 +154,8 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
     temperature_ : float
         Temperature of the probabilities.
     variance_scale_ : float
-        Share of the latent variance that ``predict_proba`` integrates over: 1, except where a
-        decoupled posterior's held-out rows preferred less.
+        Share of the latent variance that ``predict_proba`` integrates over: 1, except where the
+        held-out rows of a decoupled fit, or of one by minibatches, preferred less.
     class_gap_ : float
         What sampling classes cost at the end of the fit: nats per row by which the bound that was
         raised lies below the one of all classes; 0 where ``class_batch`` did not matter.
@@ -532,7 +532,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         """
         data = self._labelled(X, y, sample_weight)
         m, v = self._fitted.model.latent(data.X)
-        scales = variance_scales(self._fitted.model)
+        scales = variance_scales(self._fitted.model, self.variance_scale_)
         found = fit_calibration(self._fitted.model.likelihood, m, v, data.y, data.weight, scales)
         self.temperature_, self.variance_scale_ = found.temperature, found.variance_scale
         return self

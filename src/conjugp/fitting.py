@@ -353,8 +353,9 @@ class Fitter:
         """
         like, scale = self.plan.likelihood, 1.0
         if kept < 1.0:
-            few = [x[:SCALE_ROWS] for x in (m, v, held.y, held.weight)]
-            scale = fit_calibration(like, *few, SCALES).variance_scale
+            few, n = held.rows(0, SCALE_ROWS), SCALE_ROWS
+            found = fit_calibration(like, m[:n], v[:n], few.y, few.weight, SCALES)
+            scale = found.variance_scale
         return fit_calibration(like, m, v, held.y, held.weight, (scale,))
 
     def _learn_likelihood(self, state: State, data: Dataset) -> bool:
@@ -761,11 +762,16 @@ def kernel_rate(state: State) -> float:
     return 1.0 if alike else min(2.0, math.sqrt(50 / n_features))
 
 
-def variance_scales(model: Model) -> tuple[float, ...]:
-    """Shares of the latent variance that a calibration chooses from: all, if it was fitted so."""
+def variance_scales(model: Model, chosen: float = 1.0) -> tuple[float, ...]:
+    """Shares of the latent variance that a calibration chooses from; once it had `chosen` one.
+
+    All of it, if it was fitted so. A coupled fit of which less was chosen was fitted with less.
+    """
     if model.S.family == NONE:
         return (0.0,)
-    return (1.0,) if model.S.family == "full" else VARIANCE_SCALES
+    if model.S.family == "full":
+        return (1.0,) if chosen == 1.0 else SCALES
+    return VARIANCE_SCALES
 
 
 def without_posterior(model: Model) -> State:
