@@ -31,7 +31,7 @@ from conjugp.fitting import (
     only_classes,
 )
 from conjugp.inference.svi import clamp
-from conjugp.kernels import RBF
+from conjugp.kernels import RBF, Matern52, Normalised
 from conjugp.model import coupled
 from conjugp.posterior import Posterior, marginals, moments
 from conjugp.progress import ProgressBar
@@ -469,3 +469,39 @@ def test_sites_that_overflow_are_not_taken_in(monkeypatch):
 @quiet
 def test_a_decoupled_full_batch_takes_enough_steps():
     assert decoupled(batch_size=None).fit(X, y).n_iter_ > 50
+
+
+@quiet
+@pytest.mark.parametrize(
+    ("kernel", "grown"),
+    [
+        (RBF(), True),
+        (Normalised(RBF()), True),
+        (RBF() + Matern52(), True),
+        (RBF() * Matern52(), True),
+        (RBF(variance=2.0), False),
+        (RBF(1.0, 2.0), False),
+    ],
+    ids=str,
+)
+def test_a_variance_left_open_is_large_enough_for_the_mean(kernel, grown, monkeypatch):
+    """What the small fit learned, all but the variance; that too where it was given."""
+    seen, supple = [], Fitter._supple
+
+    def spy(self, learned, rows):
+        found = supple(self, learned, rows)
+        seen.append((learned, found, rows))
+        return found
+
+    monkeypatch.setattr(Fitter, "_supple", spy)
+    A, labels = toy(350, 3)
+    options = FitOptions(search=False, mean_variance=500.0)
+    clf = GPClassifier(kernel=kernel, n_inducing=320, covariance="shared", options=options)
+    clf.set_params(random_state=0).fit(A, labels)
+    [(learned, found, rows)] = seen
+    before, after = (float(k.diag(rows).mean()) for k in (learned, found))
+    assert before < 300
+    assert after == pytest.approx(500.0 if grown else before, rel=1e-5)
+    scaled = found(rows[:9], rows[9:20]) / learned(rows[:9], rows[9:20])
+    torch.testing.assert_close(scaled, torch.full_like(scaled, after / before))
+    assert float(clf.kernel_.diag(torch.as_tensor(A[:5])).mean()) == pytest.approx(after, rel=1e-5)

@@ -504,7 +504,24 @@ class Fitter:
         )
         trainer = Trainer(state, few, settings, self.generator, self._progress, "kernel")
         result = self.journal.stage("kernel", lambda: trainer.fit(self.journal))
-        return result.state.template.with_theta(result.state.theta[0]).frozen()
+        learned = result.state.template.with_theta(result.state.theta[0]).frozen()
+        return self._supple(learned, few.rows(0, 1000).X)
+
+    def _supple(self, kernel: Kernel, X: Tensor) -> Kernel:
+        """The kernel with at least `mean_variance`, of what the user left open: as the mean wants.
+
+        What few inducing points learn is small where they explain little.
+        """
+        if self.kernel is None:
+            return kernel  # its variance is not used
+        ones = torch.ones(X.shape[1], dtype=torch.float64)
+        step = self.kernel.filled(ones, math.e).theta - self.kernel.filled(ones, 1.0).theta
+        with torch.no_grad():
+            variance = float(kernel.diag(X).double().mean())
+        if not 0.0 < variance < self.plan.options.mean_variance:
+            return kernel
+        missing = math.log(self.plan.options.mean_variance / variance)
+        return kernel.with_theta(kernel.theta + missing * step.to(kernel.theta)).frozen()
 
     def _learn_jointly(self, train: Dataset, kernel: Kernel) -> Kernel:
         """The kernel that the ELBO of the decoupled posterior itself learns (Q8)."""

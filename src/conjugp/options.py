@@ -41,7 +41,8 @@ class FitOptions(BaseEstimator):
         kernel, mean and covariance together, from that kernel on, and then fits the mean under
         the latent variances of the covariance. docs/defaults.md compares them.
     mean_variance : float, default=30.0
-        Kernel variance of a decoupled posterior when the kernel is chosen from the data.
+        Kernel variance of a decoupled posterior when the kernel is chosen from the data, and the
+        least that is learned for one that leaves its variance open.
     mean_learning_rate : float, default=0.05
         Adam's first step size for the mean of a decoupled posterior; up to twice that for batches
         of more than 1,024 rows.
