@@ -20,6 +20,7 @@ from conjugp.likelihoods.logistic_softmax import LogisticSoftmax
 from conjugp.numerics import FIRST_JITTER
 from conjugp.parameters import LOG_BOUND
 from conjugp.posterior import Posterior
+from conjugp.threads import shared
 
 
 class Leaves(NamedTuple):
@@ -61,7 +62,6 @@ class _Solved(NamedTuple):
     w: Tensor  # (C, M)
     S: Tensor  # (C, M, M)
     kl: Tensor  # scalar
-    failed: Tensor  # scalar
 
 
 class _Features(NamedTuple):
@@ -78,7 +78,6 @@ class _Features(NamedTuple):
     X: Tensor  # ... and (B, D), shifted alike
     rows: tuple[Tensor, Tensor]  # r² and k of rows and Z, (B, M)
     inducing: tuple[Tensor, Tensor]  # of Z alone, (M, M)
-    failed: Tensor  # scalar, whether K_ZZ was not positive definite
 
 
 class FusedStep:
@@ -109,7 +108,9 @@ class FusedStep:
         # For the largest batch. One of size (B, C, M), which two products use in turn.
         self._U, self._X, self._X2 = (Z.new_empty(batch, n) for n in (C * M, D, D))
         self._A, self._r2, self._k, self._dA, self._dK = (Z.new_empty(batch, M) for _ in range(5))
-        self._R, self._S, self._P = (Z.new_empty(n, M, M) for n in (C, C, C))
+        self._R, self._S, self._P = (Z.new_empty(C, M, M) for _ in range(3))
+        self._L_inv = torch.empty_like(self.eye).unsqueeze(0)
+        self._info = torch.empty(C + 1, dtype=torch.int32, device=Z.device)  # of all P, and of K_ZZ
         self._scaled, self._EX, self._EZ, self._dZ = (Z.new_empty(M, D) for _ in range(4))
         self._r2_ZZ, self._k_ZZ, self._E_ZZ = (Z.new_empty(M, M) for _ in range(3))
 
@@ -155,7 +156,7 @@ class FusedStep:
         # No one needs U any more: its place is taken by A∘precision.
         scaled = torch.mul(A.unsqueeze(1), sites.theta.unsqueeze(-1), out=U)
         P = torch.mm(A.T, scaled.view(B, C * M), out=self._P.view(M, C * M)).view(M, C, M)
-        failed = solved.failed + f.failed
+        failed = self._info.ne(0).sum()
         return Found(sites.r.T @ A, P, sites.bound, found, solved.kl, failed)
 
     @torch.no_grad()
@@ -167,16 +168,27 @@ class FusedStep:
 
     def _solve(self, q: Posterior) -> _Solved:
         """Factorise P: w = P⁻¹h, S = P⁻¹ and the KL (Q1, Q2)."""
-        C, M = q.h.shape
-        L, info = torch.linalg.cholesky_ex(q.P)
-        R = torch.linalg.solve_triangular(L, self.eye.expand_as(L), upper=False, out=self._R)
+        (C, M), R = q.h.shape, self._R
+        self._factorise(q.P, R, self._info[:C])
         S = torch.bmm(R.mT, R, out=self._S)
         # Not S h: where q is sure h is large, S tiny, and its rounding errors are not.
         w = torch.bmm(torch.bmm(q.h.unsqueeze(1), R.mT), R).squeeze(1)
         trace = torch.diagonal(S, dim1=1, dim2=2).sum()
-        log_det = torch.diagonal(L, dim1=1, dim2=2).log().sum()
-        kl = 0.5 * (w.square().sum() + trace - C * M) + log_det
-        return _Solved(w, S, kl, info.ne(0).sum())
+        log_det = torch.diagonal(R, dim1=1, dim2=2).log().sum()
+        kl = 0.5 * (w.square().sum() + trace - C * M) - log_det
+        return _Solved(w, S, kl)
+
+    def _factorise(self, P: Tensor, R: Tensor, info: Tensor) -> None:
+        """Write inverse Cholesky factors of matrices P to R, and what went wrong."""
+
+        def some(c: slice) -> None:
+            L, info[c] = torch.linalg.cholesky_ex(P[c])
+            torch.linalg.solve_triangular(L, self.eye.expand_as(L), upper=False, out=R[c])
+
+        if P.is_cuda:
+            some(slice(len(P)))
+        else:
+            shared(len(P), P.shape[1], some)
 
     def _features(self, theta: Tensor, Z: Tensor, X: Tensor) -> _Features:
         """Whitened features of X (Q1)."""
@@ -192,14 +204,15 @@ class FusedStep:
         # On the diagonal z² - 2z² + z², which is zero without rounding.
         k_ZZ = self.passes.values(r2_ZZ, z2, z2, self.farthest, self._k_ZZ)
         # Jitter is relative to the variance, so the factor of variance 1 does for all of them.
-        L, info = torch.linalg.cholesky_ex(torch.add(k_ZZ, self.eye, alpha=self.jitter))
-        L_inv = torch.linalg.solve_triangular(L, self.eye, upper=False)
+        L_inv = self._L_inv[0]
+        K = torch.add(k_ZZ, self.eye, alpha=self.jitter).unsqueeze(0)
+        self._factorise(K, self._L_inv, self._info[-1:])
         root = L_inv * variance.sqrt()
         A = torch.mm(k, root.T, out=self._A[:B])
         residual, at_floor = self.passes.residual(A, variance)
         return _Features(
             *(A, residual.mul_(self.kept), at_floor, weight, variance, L_inv, root, Z, X),
-            *((r2, k), (r2_ZZ, k_ZZ), info.ne(0).sum()),
+            *((r2, k), (r2_ZZ, k_ZZ)),
         )
 
     def _gradients(
