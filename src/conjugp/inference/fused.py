@@ -109,7 +109,9 @@ class FusedStep:
         self._U, self._X, self._X2 = (Z.new_empty(batch, n) for n in (C * M, D, D))
         self._A, self._r2, self._k, self._dA, self._dK = (Z.new_empty(batch, M) for _ in range(5))
         self._R, self._S, self._P = (Z.new_empty(C, M, M) for _ in range(3))
-        self._L_inv = torch.empty_like(self.eye).unsqueeze(0)
+        self._L_inv = Z.new_empty(1, M, M)
+        if Z.is_cuda:
+            self._L_inv = self._L_inv.mT  # as cuBLAS has it
         self._info = torch.empty(C + 1, dtype=torch.int32, device=Z.device)  # of all P, and of K_ZZ
         self._scaled, self._EX, self._EZ, self._dZ = (Z.new_empty(M, D) for _ in range(4))
         self._r2_ZZ, self._k_ZZ, self._E_ZZ = (Z.new_empty(M, M) for _ in range(3))
