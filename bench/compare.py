@@ -350,9 +350,8 @@ def tune(contest: Contest, keys: Iterable[str], path: Path) -> None:
     found = kept.get(contest.name, {}).get("peers", {})
     for key in keys:
         if PEERS[key].choices:
-            found[key] = contest.tune(key)
-            entry = {**context(), "budget": SHORT * contest.budget, "peers": found}
-            keep(path, contest.name, entry)
+            found[key] = {"budget": SHORT * contest.budget, **contest.tune(key)}
+            keep(path, contest.name, {**context(), "peers": found})
 
 
 if __name__ == "__main__":

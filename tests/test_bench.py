@@ -21,7 +21,7 @@ ENTRIES = {
     "quality": {"n_train", "n_test", "n_features", "n_classes", "n_splits", "models", "splits"}
     | {"targets", "passed"},
     "compare": {"budget", "peers", "conjugp", "contests", "tuned_on"},
-    "tuning": {"budget", "peers"},
+    "tuning": {"peers"},
     "small": {"seconds", "median", "ratio", "passed"},
     "gibbs": {"n_points", "n_classes", "speed"},
     "soak": {"seed", "passed", "seconds"},
