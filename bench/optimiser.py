@@ -20,8 +20,8 @@ import torch
 from data import load
 from record import add_output, context, keep, scores
 
-from conjugp import FitOptions, GPClassifier, classifier, fitting, starts
-from conjugp.fitting import Fitter
+from conjugp import FitOptions, GPClassifier, classifier, starts
+from conjugp.fitting import coupled
 from conjugp.kernels import RBF, Kernel
 from conjugp.training import Settings, State, initial_state
 
@@ -36,7 +36,7 @@ class Variant:
 
     settings: dict[str, Any] = field(default_factory=dict)  # of the minibatch steps
     share: float | None = None  # of the user's units in those of the kernel; None: chosen
-    length: float = fitting.FIRST_LENGTH  # of the kernel at the start, in median distances
+    length: float = coupled.FIRST_LENGTH  # of the kernel at the start, in median distances
     points: str = ""  # k-means of all rows, in the kernel's lengthscales or in "working" units
     batch: int = BATCH
     kept: float | str = "auto"  # of the variance that inducing points leave
@@ -67,10 +67,10 @@ VARIANTS = {
 }
 
 
-def fitter(variant: Variant) -> type[Fitter]:
+def fitter(variant: Variant) -> type[coupled.CoupledFit]:
     """A fitter that does it."""
 
-    class Varied(Fitter):
+    class Varied(coupled.CoupledFit):
         def _train(self, state: State, data: Any, settings: Settings, stage: str) -> Any:
             given = variant.settings if stage == "fit" else {}
             return super()._train(state, data, replace(settings, **given), stage)
@@ -80,7 +80,7 @@ def fitter(variant: Variant) -> type[Fitter]:
                 return super()._first_kernel(data, full)
             scale, X = torch.as_tensor(self.scaling.scale), data.head(starts.ROWS).X
             lengths = starts.lengthscales(X, scale, variant.share)
-            return RBF().filled(variant.length * lengths, fitting.FIRST_VARIANCE)
+            return RBF().filled(variant.length * lengths, coupled.FIRST_VARIANCE)
 
         def _start(self, data: Any, kernel: Kernel, n: int, mean: Any, by_class: bool) -> State:
             if not variant.points:
@@ -96,8 +96,8 @@ def nll(name: str, variant: Variant, n_steps: int, device: str) -> float:
     split = load(name)
     with (
         warnings.catch_warnings(),
-        patch.object(classifier, "Fitter", fitter(variant)),
-        patch.object(fitting, "FIRST_LENGTH", variant.length),
+        patch.object(classifier, "fitter", lambda _: fitter(variant)),
+        patch.object(coupled, "FIRST_LENGTH", variant.length),
     ):
         warnings.simplefilter("ignore")  # fits cut short on purpose
         model = GPClassifier(
@@ -144,8 +144,8 @@ def main() -> None:
             "momentum": 0.8,
             "inducing_rate": 0.5,
             "settled": 2,
-            "conditional_variance": fitting.LEAST_KEPT,
-            "length": fitting.FIRST_LENGTH,
+            "conditional_variance": coupled.LEAST_KEPT,
+            "length": coupled.FIRST_LENGTH,
         }
         entry = {"device": device, "default": shared, "nll": found[name]}
         keep(args.output, name, {**context(), **entry})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from conjugp import FitOptions, GPClassifier, checkpoint, files, fitting
+from conjugp import FitOptions, GPClassifier, checkpoint, files
 from conjugp import kernels as k
 from conjugp.checkpoint import Journal
 from conjugp.files import FileFormatError
@@ -34,9 +34,9 @@ def path(tmp_path):
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(fitting, "KERNEL_STEPS", 20)
-    monkeypatch.setattr(fitting, "JOINT_STEPS", 20)
-    monkeypatch.setattr(fitting, "SEARCH_EPOCHS", 2)
+    monkeypatch.setattr("conjugp.fitting.kernel.KERNEL_STEPS", 20)
+    monkeypatch.setattr("conjugp.fitting.decoupled.JOINT_STEPS", 20)
+    monkeypatch.setattr("conjugp.fitting.kernel.SEARCH_EPOCHS", 2)
 
 
 class Killed(BaseException):

@@ -19,17 +19,9 @@ from conjugp import decoupled as decoupled_module
 from conjugp.calibration import VARIANCE_SCALES, fit_calibration
 from conjugp.data import Data
 from conjugp.features import basis, features
-from conjugp.fitting import (
-    FOLDS,
-    SCALES,
-    Fitter,
-    cache_bytes,
-    estimated_elbo,
-    folds,
-    kernel_rate,
-    largest_classes,
-    only_classes,
-)
+from conjugp.fitting.base import FOLDS, estimated_elbo, folds, largest_classes, only_classes
+from conjugp.fitting.coupled import SCALES, CoupledFit, kernel_rate
+from conjugp.fitting.kernel import KernelChoice, cache_bytes
 from conjugp.inference.svi import clamp
 from conjugp.kernels import RBF, Matern52, Normalised
 from conjugp.model import coupled
@@ -97,7 +89,7 @@ def test_an_elbo_from_a_sample(monkeypatch):
     data = Data(torch.tensor(X), torch.tensor(y), torch.ones(60, dtype=torch.float64), 3)
     full = model.elbo(data)
     assert estimated_elbo(model, data) == pytest.approx(full, rel=1e-12)
-    monkeypatch.setattr("conjugp.fitting.ELBO_ROWS", 30)
+    monkeypatch.setattr("conjugp.fitting.base.ELBO_ROWS", 30)
     expected = 2 * (model.elbo(data.rows(0, 30)) + model.kl()) - model.kl()
     assert estimated_elbo(model, data) == pytest.approx(expected, rel=1e-12)
 
@@ -379,14 +371,14 @@ def test_rows_held_out_are_taken_in_by_one_step(changes, monkeypatch):
     A, labels = toy(900, 3)
     weight = np.random.default_rng(0).uniform(0.5, 2.0, 900)
     seen = []
-    taken_in = Fitter._taken_in
+    taken_in = CoupledFit._taken_in
 
     def spy(self, state, held, total, kept):
         out = taken_in(self, state, held, total, kept)
         seen.append((self.plan, deepcopy(state), held, total, kept, deepcopy(out[0]), out[1]))
         return out
 
-    monkeypatch.setattr(Fitter, "_taken_in", spy)
+    monkeypatch.setattr(CoupledFit, "_taken_in", spy)
     clf = minibatch(temperature="auto", max_epochs=3, **changes).fit(A, labels, weight)
     [(plan, state, held, total, kept, after, calibration)] = seen
     given = plan.options.conditional_variance
@@ -442,13 +434,13 @@ def test_rows_held_out_are_taken_in_by_one_step(changes, monkeypatch):
     ids=str,
 )
 def test_how_much_variance_rows_are_fitted_with(changes, kept, monkeypatch):
-    seen, train = [], Fitter._train
+    seen, train = [], CoupledFit._train
 
     def spy(self, state, data, settings, stage):
         seen.append(settings.kept)
         return train(self, state, data, settings, stage)
 
-    monkeypatch.setattr(Fitter, "_train", spy)
+    monkeypatch.setattr(CoupledFit, "_train", spy)
     A, labels = toy(400, 3)
     clf = minibatch(**{"temperature": "auto", "max_epochs": 2, **changes}).fit(A, labels)
     assert seen == pytest.approx([kept] * len(seen), rel=1e-12)
@@ -461,7 +453,9 @@ def test_how_much_variance_rows_are_fitted_with(changes, kept, monkeypatch):
 
 @quiet
 def test_sites_that_overflow_are_not_taken_in(monkeypatch):
-    monkeypatch.setattr("conjugp.fitting.svi.update", lambda q, *_: Posterior(q.h, q.P * np.inf))
+    monkeypatch.setattr(
+        "conjugp.fitting.coupled.svi.update", lambda q, *_: Posterior(q.h, q.P * np.inf)
+    )
     clf = minibatch(temperature="auto", max_epochs=3).fit(*toy(900, 3))
     assert np.isfinite(clf.predict_proba(X)).all()
 
@@ -486,14 +480,14 @@ def test_a_decoupled_full_batch_takes_enough_steps():
 )
 def test_a_variance_left_open_is_large_enough_for_the_mean(kernel, grown, monkeypatch):
     """What the small fit learned, all but the variance; that too where it was given."""
-    seen, supple = [], Fitter._supple
+    seen, supple = [], KernelChoice._supple
 
     def spy(self, learned, rows):
         found = supple(self, learned, rows)
         seen.append((learned, found, rows))
         return found
 
-    monkeypatch.setattr(Fitter, "_supple", spy)
+    monkeypatch.setattr(KernelChoice, "_supple", spy)
     A, labels = toy(350, 3)
     options = FitOptions(search=False, mean_variance=500.0)
     clf = GPClassifier(kernel=kernel, n_inducing=320, covariance="shared", options=options)

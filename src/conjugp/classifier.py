@@ -32,7 +32,7 @@ from conjugp.deferred import Deferred, can_wait
 from conjugp.ep_training import EPTrainer
 from conjugp.face import Predictive, ProbabilisticClassifier, entropy
 from conjugp.files import check_path
-from conjugp.fitting import Fitted, Fitter, variance_scales
+from conjugp.fitting import Fitted, fitter, variance_scales
 from conjugp.group import ALONE, Group, current
 from conjugp.kernels import Kernel
 from conjugp.likelihoods import Likelihood
@@ -397,21 +397,21 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             journal = open_journal(self, checkpoint, rows, classes, data, warm, self._seed())
             plan = make_plan(self, data, scaling, likelihood, bound, options, journal.seed)
             mean = start_mean(self.prior_mean, data, likelihood)
-            fitter = Fitter(plan, kernel, data, mean, scaling, bar, journal)
+            work = fitter(plan)(plan, kernel, data, mean, scaling, bar, journal)
             start = warm.state if warm else None
             try:
                 with torch.no_grad():
                     fitted, scaling = journal.stage(
-                        "whole", lambda: (fitter.run(start), fitter.scaling)
+                        "whole", lambda: (work.run(start), work.scaling)
                     )
                 journal.close()
             except KeyboardInterrupt as interrupt:
                 # Ranks that stop at different places cannot put a model together.
                 stopped = interrupt
-                saved = fitter.salvage() if group.size == 1 else None
+                saved = work.salvage() if group.size == 1 else None
                 if saved is None:
                     raise
-                fitted, scaling = saved, fitter.scaling
+                fitted, scaling = saved, work.scaling
         self._keep(fitted, scaling, classes)
         self.__dict__.pop("_stream", None)
         if stopped is not None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from conjugp import launches
+from conjugp.threads import shared
 
 __all__ = [
     "LogisticMoments",
@@ -24,6 +25,7 @@ __all__ = [
     "cholesky",
     "expected_log_sigmoid",
     "gamma_total",
+    "inverse_factors",
     "log_gamma_minus_entropy",
     "logistic_moments",
     "logistic_tails",
@@ -75,6 +77,19 @@ def cholesky(
                 "inducing points, a shorter lengthscale, dtype='float64', or a larger jitter."
             )
         relative = max(relative * 10.0, first)
+
+
+def inverse_factors(P: Tensor, R: Tensor, info: Tensor, eye: Tensor) -> None:
+    """Write L⁻¹ to R for matrices P = L Lᵀ (C, M, M); info (C,) is 0 where there is such an L."""
+
+    def some(c: slice) -> None:
+        L, info[c] = torch.linalg.cholesky_ex(P[c])
+        torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False, out=R[c])
+
+    if P.is_cuda:
+        some(slice(len(P)))
+    else:
+        shared(len(P), P.shape[1], some)
 
 
 # --- Pólya-Gamma tilt -----------------------------------------------------------------------

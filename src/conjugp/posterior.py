@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from conjugp.features import Features
-from conjugp.numerics import cholesky
+from conjugp.numerics import cholesky, inverse_factors
 
 
 class Posterior(NamedTuple):
@@ -38,9 +38,12 @@ def prior(n_classes: int, n_inducing: int, like: Tensor) -> Posterior:
 
 def moments(q: Posterior) -> Moments:
     """Factorise P. float32 loses P at eigenvalues near 1e7: float64 and a jitter then take over."""
-    L, info = torch.linalg.cholesky_ex(q.P)
-    h = q.h
-    if bool((info != 0).any()):
+    C, M = q.h.shape
+    R = torch.empty_like(q.P, memory_format=torch.contiguous_format)
+    info = torch.empty(C, dtype=torch.int32, device=q.P.device)
+    h, eye = q.h, torch.eye(M, dtype=q.P.dtype, device=q.P.device)
+    inverse_factors(q.P, R, info, eye)
+    if bool(info.any()):
         if q.P.dtype == torch.float64:
             raise FloatingPointError(
                 "the posterior precision could not be factorised; lower the kernel variance or "
@@ -48,8 +51,7 @@ def moments(q: Posterior) -> Moments:
             )
         # Rounding has swallowed the prior's identity: wider numbers alone do not bring it back.
         L, h = cholesky(q.P.double(), jitter=0.0)[0], h.double()
-    eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
-    R = torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False)
+        R = torch.linalg.solve_triangular(L, eye.double().expand_as(L), upper=False)
     w = (R.mT @ (R @ h.unsqueeze(-1))).squeeze(-1)
     return Moments(w.to(q.h.dtype), R.to(q.h.dtype))
 

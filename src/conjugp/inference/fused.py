@@ -17,10 +17,9 @@ from conjugp.inference.passes import KINDS, Passes, plain
 from conjugp.kernels import Kernel
 from conjugp.likelihoods.base import Likelihood
 from conjugp.likelihoods.logistic_softmax import LogisticSoftmax
-from conjugp.numerics import FIRST_JITTER
+from conjugp.numerics import FIRST_JITTER, inverse_factors
 from conjugp.parameters import LOG_BOUND
 from conjugp.posterior import Posterior
-from conjugp.threads import shared
 
 
 class Leaves(NamedTuple):
@@ -171,7 +170,7 @@ class FusedStep:
     def _solve(self, q: Posterior) -> _Solved:
         """Factorise P: w = P⁻¹h, S = P⁻¹ and the KL (Q1, Q2)."""
         (C, M), R = q.h.shape, self._R
-        self._factorise(q.P, R, self._info[:C])
+        inverse_factors(q.P, R, self._info[:C], self.eye)
         S = torch.bmm(R.mT, R, out=self._S)
         # Not S h: where q is sure h is large, S tiny, and its rounding errors are not.
         w = torch.bmm(torch.bmm(q.h.unsqueeze(1), R.mT), R).squeeze(1)
@@ -179,18 +178,6 @@ class FusedStep:
         log_det = torch.diagonal(R, dim1=1, dim2=2).log().sum()
         kl = 0.5 * (w.square().sum() + trace - C * M) - log_det
         return _Solved(w, S, kl)
-
-    def _factorise(self, P: Tensor, R: Tensor, info: Tensor) -> None:
-        """Write inverse Cholesky factors of matrices P to R, and what went wrong."""
-
-        def some(c: slice) -> None:
-            L, info[c] = torch.linalg.cholesky_ex(P[c])
-            torch.linalg.solve_triangular(L, self.eye.expand_as(L), upper=False, out=R[c])
-
-        if P.is_cuda:
-            some(slice(len(P)))
-        else:
-            shared(len(P), P.shape[1], some)
 
     def _features(self, theta: Tensor, Z: Tensor, X: Tensor) -> _Features:
         """Whitened features of X (Q1)."""
@@ -208,7 +195,7 @@ class FusedStep:
         # Jitter is relative to the variance, so the factor of variance 1 does for all of them.
         L_inv = self._L_inv[0]
         K = torch.add(k_ZZ, self.eye, alpha=self.jitter).unsqueeze(0)
-        self._factorise(K, self._L_inv, self._info[-1:])
+        inverse_factors(K, self._L_inv, self._info[-1:], self.eye)
         root = L_inv * variance.sqrt()
         A = torch.mm(k, root.T, out=self._A[:B])
         residual, at_floor = self.passes.residual(A, variance)

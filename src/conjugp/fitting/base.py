@@ -1,0 +1,192 @@
+"""What all fits share: their plan, their random numbers, and what they leave behind."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from conjugp import inducing
+from conjugp.calibration import Calibration, fit_calibration
+from conjugp.checkpoint import Journal
+from conjugp.data import Data, Dataset, class_rank
+from conjugp.deferred import Deferred
+from conjugp.kernels import RBF, Kernel
+from conjugp.model import Model
+from conjugp.plan import Plan
+from conjugp.scaling import Scaling
+from conjugp.search import class_centres
+from conjugp.starts import median_distance
+from conjugp.training import Progress, Settings, State, initial_state
+
+KERNEL_CLASSES = 10  # classes of the fits that learn or choose a kernel
+ELBO_ROWS, ELBO_PAIRS = 2048, 2**20  # rows, times classes, that stand for all in the ELBO
+FOLDS = 5
+
+
+@dataclass
+class Fitted:
+    """What a fit leaves behind."""
+
+    model: Model
+    calibration: Calibration
+    elbo: float
+    epochs: float
+    converged: bool
+    state: State | None  # for going on
+    history: list[dict[str, float | str]] = field(default_factory=list)
+    total: float = 0.0  # weight of the rows
+    class_gap: float = 0.0  # what sampling classes cost, in nats per row (docs/math.md, C3)
+
+
+class Fitter(ABC):
+    """Runs a plan on data; after Ctrl-C `salvage` gives the last good state."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        kernel: Kernel | None,
+        data: Dataset,
+        mean: Tensor,
+        scaling: Scaling,
+        on_progress: Callable[[Progress], None] | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        self.plan, self.kernel, self.data, self.mean = plan, kernel, data, mean
+        self.scaling = scaling  # how the rows came to be; a fit may choose another origin
+        self.generator = torch.Generator().manual_seed(plan.seed)
+        self.history: list[dict[str, float | str]] = []
+        self.journal = journal or Journal()
+        self.journal.follow(self.generator, self.history)
+        self.began = time.perf_counter() - self.journal.seconds
+        self._on_progress = on_progress
+        self._partial: Callable[[], tuple[Model, State]] | None = None
+        self._class_gap = 0.0
+
+    def run(self, warm: State | None = None) -> Fitted:
+        """The whole fit, from an earlier one's state if there is one."""
+        return self._run(warm)
+
+    @abstractmethod
+    def _run(self, warm: State | None) -> Fitted: ...
+
+    def salvage(self) -> Fitted | None:
+        """The last good state as a model, uncalibrated; None if there is none yet."""
+        if self._partial is None:
+            return None
+        model, state = self._partial()
+        data, plain = self.data, Calibration(self.plan.temperature or 1.0, 1.0, math.inf)
+        elbo = estimated_elbo(model, data)
+        return Fitted(model, plain, elbo, 0, False, state, self.history, data.total)
+
+    def _progress(self, p: Progress) -> None:
+        seconds = time.perf_counter() - self.began
+        self.history.append({**p._asdict(), "seconds": seconds})
+        if self._on_progress is not None:
+            self._on_progress(p)
+
+    def _settings(self, **changes: object) -> Settings:
+        p = self.plan
+        settings = Settings(
+            p.likelihood,
+            p.bound,
+            p.learn_kernel,
+            p.learn_mean,
+            p.learn_inducing,
+            p.learning_rate,
+            p.batch_size,
+            class_batch=p.class_batch,
+            max_epochs=p.max_epochs,
+            tol=p.tol,
+            step_exponent=p.options.step_exponent,
+            min_step=p.options.min_step,
+            chunk_size=p.options.chunk_size,
+            kernel_prior=p.options.kernel_prior,
+            jitter=p.options.jitter,
+            local_steps=p.options.local_steps,
+        )
+        return replace(settings, **changes)  # type: ignore[arg-type]
+
+    def _start(
+        self,
+        data: Dataset,
+        kernel: Kernel,
+        n_inducing: int,
+        mean: Tensor,
+        by_class: bool = False,
+    ) -> State:
+        p = self.plan
+        if isinstance(p.inducing, Tensor):
+            few = torch.randperm(len(p.inducing), generator=self.generator)[:n_inducing]
+            few = few.to(data.like.device)
+            Z = p.inducing if n_inducing >= len(p.inducing) else p.inducing[few]
+        else:
+            if by_class and p.inducing == "kmeans":
+                labelled = data.sampled() if isinstance(data, Deferred) else data.sample()
+                Z = class_centres(kernel, labelled, n_inducing, self.generator)
+            else:
+                X, _, weight, _ = data.sample()
+                Z = inducing.choose(p.inducing, X, weight, n_inducing, kernel, self.generator)
+            Z = data.group.same_tensor(Z)
+        kernels = [kernel] * (1 if p.shared_kernel else data.n_classes)
+        return initial_state(kernels, Z, mean.clone())
+
+    def _filled(self, variance: float, factor: float = 1.0) -> Kernel:
+        """The kernel with what the user left open: a share of the median distance, a variance."""
+        kernel = self.kernel if self.kernel is not None else RBF()
+        X = self.data.head(1000).X
+        d = factor * median_distance(X)
+        return kernel.filled(torch.full((X.shape[1],), d, dtype=torch.float64), variance)
+
+    def _folded(
+        self,
+        data: Data,
+        predict: Callable[[Tensor], tuple[Tensor, Tensor]],
+        scales: tuple[float, ...],
+    ) -> Calibration:
+        """The calibration of every fold's latent moments, predicted without its rows."""
+        masks = folds(data)
+        if not masks:
+            return Calibration(1.0, 1.0, math.inf)
+        m, v = (torch.cat(part) for part in zip(*map(predict, masks), strict=True))
+        i = torch.cat([mask.nonzero()[:, 0] for mask in masks])
+        return fit_calibration(self.plan.likelihood, m, v, data.y[i], data.weight[i], scales)
+
+
+def estimated_elbo(model: Model, data: Dataset) -> float:
+    """The ELBO, its sum over points taken from a sample where there are many."""
+    part = data.head(min(ELBO_ROWS, max(1, ELBO_PAIRS // data.n_classes)))
+    kl = model.kl()
+    return (model.elbo(part) + kl) * (data.total / part.total) - kl
+
+
+def folds(data: Data) -> list[Tensor]:
+    """Masks of folds in which every class keeps rows outside; rarer classes are in none."""
+    counts = torch.bincount(data.y, minlength=data.n_classes)
+    rank = class_rank(data.y, data.n_classes)
+    usable = counts[data.y] >= 3
+    masks = [(rank % FOLDS == k) & usable for k in range(FOLDS)]
+    return [mask for mask in masks if mask.any()]
+
+
+def largest_classes(data: Data, most: int) -> Tensor | None:
+    """The `most` largest classes; None if there are no more than that."""
+    if data.n_classes <= most:
+        return None
+    counts = torch.bincount(data.y, minlength=data.n_classes)
+    return counts.argsort(descending=True, stable=True)[:most]
+
+
+def only_classes(data: Data, kept: Tensor | None) -> Data:
+    """The rows of some classes, relabelled by their place among these."""
+    if kept is None:
+        return data
+    label = torch.full((data.n_classes,), -1, device=data.y.device)
+    label[kept] = torch.arange(len(kept), device=label.device)
+    rows = label[data.y] >= 0
+    return Data(data.X[rows], label[data.y][rows], data.weight[rows], len(kept))
