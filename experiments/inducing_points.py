@@ -78,8 +78,9 @@ def figure(result: dict[str, Any]) -> Figure:
     right.set_ylabel("seconds of fit (dashed)")
     right.set_yscale("log")
     left.set_xticks(sizes, [str(n) for n in sizes])
-    for ax, ticks in ((left, (0.003, 0.005, 0.01, 0.02, 0.05)), (right, (10, 20, 50, 100, 200))):
+    for ax, digits in ((left, (1, 2, 3, 5)), (right, (1, 2, 5))):
         low, high = ax.get_ylim()
+        ticks = [digit * 10.0**power for power in range(-4, 5) for digit in digits]
         shown = [tick for tick in ticks if low <= tick <= high]
         ax.set_yticks(shown, [f"{tick:g}" for tick in shown])
         ax.minorticks_off()
