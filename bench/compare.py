@@ -201,17 +201,16 @@ class Contest:
         return {"settings": best, "nll": lowest, "runs": runs}
 
     def fits(self, target: float, epochs: Iterable[float]) -> list[Run]:
-        """Complete conjugp fits, longer and longer, until one is as good; and some beyond that."""
+        """Complete conjugp fits, longer and longer, until one is as good."""
         fits: list[Run] = []
         for n in epochs:
             fits.append(self.conjugp(n, REPEATS))
             if fits[-1]["nll"] <= target or fits[-1]["seconds"] > self.budget:
                 break
-        return fits + self.longer(fits)
+        return fits
 
-    def longer(self, fits: list[Run]) -> list[Run]:
+    def longer(self, last: Run) -> list[Run]:
         """Fits of several times the length of the last one, as long as none outlasts the peers."""
-        last = fits[-1]
         room = self.budget / last["seconds"]
         return [
             self.conjugp(factor * last["settings"]["max_epochs"], 1)
@@ -237,6 +236,7 @@ class Contest:
             for key, run in runs.items()
             if math.isfinite(best_nll(run))
         }
+        fits += self.longer(fits[-1])
         return {"budget": self.budget, "peers": runs, "conjugp": fits, "contests": contests}
 
 

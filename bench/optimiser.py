@@ -96,7 +96,7 @@ def nll(name: str, variant: Variant, n_steps: int, device: str) -> float:
     split = load(name)
     with (
         warnings.catch_warnings(),
-        patch.object(classifier, "fitter", lambda _: fitter(variant)),
+        patch.object(classifier, "fitter", fitter(variant)),
         patch.object(coupled, "FIRST_LENGTH", variant.length),
     ):
         warnings.simplefilter("ignore")  # fits cut short on purpose

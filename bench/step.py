@@ -92,8 +92,8 @@ def products(M: int, B: int, C: int, n_features: int, *, fused: bool) -> dict[st
         "gradient in Z, of K": mm(M, M, n_features),
         "gradient in A, of m": mm(B, C, M),
     }
+    ops["Cholesky of P, inverse"] = lambda: shared(C, M, factorise)
     if fused:
-        ops["Cholesky of P, inverse"] = lambda: shared(C, M, factorise)
         ops["Cholesky of K, inverse"] = lambda: shared(1, M, factorise)
         ops["S"] = lambda: torch.bmm(L.mT, L, out=S)
         # The two sums over inducing points and over classes are a small product for every row.
@@ -102,8 +102,6 @@ def products(M: int, B: int, C: int, n_features: int, *, fused: bool) -> dict[st
         ops["v"] = lambda: torch.bmm(rows, U.mT)
         ops["gradient in A"] = lambda: torch.bmm(slopes, U, out=dA)
     else:
-        ops["Cholesky of P"] = lambda: torch.linalg.cholesky_ex(P)
-        ops["its inverse"] = lambda: torch.linalg.solve_triangular(L, eye, upper=False)
         ops["Cholesky of K"] = lambda: torch.linalg.cholesky_ex(P[0])
         ops["its inverse, K"] = lambda: torch.linalg.solve_triangular(L[0], eye[0], upper=False)
         ops["gradient in A"] = mm(B, C * M, M)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import threading
 
+import numpy as np
 import pytest
 import torch
 
+from conjugp.numerics import inverse_factors
 from conjugp.threads import SMALL, shared
 
 
@@ -77,3 +79,45 @@ def test_a_forked_process_has_threads_of_its_own():
     child.start()
     child.join(30)
     assert child.exitcode == 0
+
+
+def test_a_pool_that_starts_nothing_any_more(monkeypatch):
+    """As when the interpreter is about to end: this thread does it all."""
+
+    class Closed:
+        def submit(self, work):
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr("conjugp.threads._pool", lambda *_: Closed())
+    done: list[int] = []
+    shared(4, 300, lambda part: done.append(part.start))
+    assert done == [0, 1, 2, 3] and torch.get_num_threads() == 3
+
+
+def test_tensors_of_inference_mode():
+    """Written to by all threads, each of which has that mode to itself."""
+    meeting = threading.Barrier(3, timeout=30)
+    with torch.inference_mode():
+        times = torch.zeros(3)
+
+        def work(part: slice) -> None:
+            meeting.wait()
+            times[part] += 1
+
+        shared(3, 300, work)
+    assert times.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("n", "order"), [(1, 40), (6, 40), (7, 150), (1, 300)])
+def test_inverse_factors(n, order, dtype):
+    A = torch.randn(n, order, order, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    P = torch.eye(order, dtype=dtype) + A @ A.mT / order
+    P[n // 2, 3, 3] = -1.0 if n > 1 else P[n // 2, 3, 3]
+    R, info = torch.empty_like(P), torch.empty(n, dtype=torch.int32)
+    inverse_factors(P, R, info, torch.eye(order, dtype=dtype))
+    assert info.bool().tolist() == [n > 1 and i == n // 2 for i in range(n)]
+    good = info == 0
+    expected = torch.tensor(np.linalg.inv(np.linalg.cholesky(P[good].double().numpy()))).to(dtype)
+    tol = 1e-5 if dtype == torch.float32 else 1e-13
+    torch.testing.assert_close(R[good], expected, rtol=tol, atol=tol)

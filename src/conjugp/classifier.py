@@ -397,21 +397,18 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             journal = open_journal(self, checkpoint, rows, classes, data, warm, self._seed())
             plan = make_plan(self, data, scaling, likelihood, bound, options, journal.seed)
             mean = start_mean(self.prior_mean, data, likelihood)
-            work = fitter(plan)(plan, kernel, data, mean, scaling, bar, journal)
+            fit = fitter(plan, kernel, data, mean, scaling, bar, journal)
             start = warm.state if warm else None
             try:
-                with torch.no_grad():
-                    fitted, scaling = journal.stage(
-                        "whole", lambda: (work.run(start), work.scaling)
-                    )
+                fitted, scaling = fit.run(start)
                 journal.close()
             except KeyboardInterrupt as interrupt:
                 # Ranks that stop at different places cannot put a model together.
                 stopped = interrupt
-                saved = work.salvage() if group.size == 1 else None
+                saved = fit.salvage() if group.size == 1 else None
                 if saved is None:
                     raise
-                fitted, scaling = saved, work.scaling
+                fitted, scaling = saved, fit.scaling
         self._keep(fitted, scaling, classes)
         self.__dict__.pop("_stream", None)
         if stopped is not None:
@@ -481,7 +478,9 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
                 trainer = EPTrainer if self.inference == "ep" else Trainer
                 seed = self._seed()
-                stream = Stream(kernel, int(limit), likelihood, bound, seed, trainer)  # type: ignore[arg-type]
+                share = options.conditional_variance
+                kept = 1.0 if share == "auto" else float(share)
+                stream = Stream(kernel, int(limit), likelihood, bound, seed, trainer, kept)  # type: ignore[arg-type]
                 goes_on = fitted and stream.resume(self._fitted)
                 if fitted and not goes_on:
                     warnings.warn(
@@ -503,11 +502,11 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 batch_size=512 if self.batch_size == "auto" else self.batch_size,  # type: ignore[arg-type]
                 options=options,
             )
-        kept = (1.0 if self.temperature in (None, "auto") else float(self.temperature), 1.0)  # type: ignore[arg-type]
+        before = (1.0 if self.temperature in (None, "auto") else float(self.temperature), 1.0)  # type: ignore[arg-type]
         if fitted and goes_on:
-            kept = (self.temperature_, self.variance_scale_)
+            before = (self.temperature_, self.variance_scale_)
         self._keep(updated, scaling, known)
-        self.temperature_, self.variance_scale_ = kept
+        self.temperature_, self.variance_scale_ = before
         self._stream = stream
         return self
 
@@ -532,7 +531,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         """
         data = self._labelled(X, y, sample_weight)
         m, v = self._fitted.model.latent(data.X)
-        scales = variance_scales(self._fitted.model, self.variance_scale_)
+        scales = variance_scales(self._fitted.model.S.family, self._fitted.kept)
         found = fit_calibration(self._fitted.model.likelihood, m, v, data.y, data.weight, scales)
         self.temperature_, self.variance_scale_ = found.temperature, found.variance_scale
         return self

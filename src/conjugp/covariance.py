@@ -53,7 +53,9 @@ def to_precision(S: Covariance) -> Tensor:
     """P = S⁻¹."""
     if S.family == "diagonal":
         return S.R.square().reciprocal()
-    L = torch.linalg.inv(S.R)
+    # Not `linalg.inv`: MKL's LU factorisation by several threads fails on some processors.
+    eye = torch.eye(S.R.shape[-1], dtype=S.R.dtype, device=S.R.device)
+    L = torch.linalg.solve_triangular(S.R, eye.expand_as(S.R), upper=False)
     return L @ L.mT
 
 

@@ -25,10 +25,10 @@ class Basis(NamedTuple):
 
 
 class Features(NamedTuple):
-    """A = L⁻¹ K_ZX and what rows keep of the unexplained, k̃ = k(x, x) - Σ A²."""
+    """A = L⁻¹ K_ZX, and of what it leaves unexplained, k̃ = k(x, x) - Σ A², the share kept."""
 
     A: Tensor  # (K, M, B)
-    residual: Tensor  # (K, B)
+    residual: Tensor  # (K, B), kept·k̃
 
 
 def basis(

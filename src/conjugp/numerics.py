@@ -80,7 +80,10 @@ def cholesky(
 
 
 def inverse_factors(P: Tensor, R: Tensor, info: Tensor, eye: Tensor) -> None:
-    """Write L⁻¹ to R for matrices P = L Lᵀ (C, M, M); info (C,) is 0 where there is such an L."""
+    """Write L⁻¹ to R for matrices P = L Lᵀ (C, M, M); info (C,) is 0 where there is such an L.
+
+    Not differentiable.
+    """
 
     def some(c: slice) -> None:
         L, info[c] = torch.linalg.cholesky_ex(P[c])

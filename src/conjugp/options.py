@@ -31,10 +31,13 @@ class FitOptions(BaseEstimator):
         or 10 and half of it with the full batch.
     conditional_variance : float or "auto", default="auto"
         Share of the variance given the inducing points with which a coupled fit sees its rows, in
-        (0, 1] (docs/math.md, Q9). Below 1 the bound is looser by a constant, and what it learns
-        predicts better. ``"auto"`` is three times the number of inducing points over that of
-        rows, and at least 0.05, where minibatches learn a kernel, held-out rows set the
-        temperature and the likelihood is smooth; else 1. Expectation propagation knows 1 only.
+        (0, 1] (docs/math.md, Q9). Below 1 the bound is looser by a constant; what it learns
+        mostly predicts better, and with few rows and noisy labels a little worse. ``"auto"`` is
+        three times the number of inducing points over that of rows, and at least 0.05, where
+        minibatches learn a kernel, ``initial_variance`` is not given, held-out rows set the
+        temperature and the likelihood is smooth; else 1. ``partial_fit`` goes on with the share
+        of the fit before it, or has 1. Expectation propagation knows 1 only, and decoupled fits
+        do not ask.
     mean_training : {"map", "elbo"}, default="map"
         How a decoupled posterior is trained: ``"map"`` finds the mean at zero latent variance, the
         posterior's mode, with a kernel chosen by held-out rows; ``"elbo"`` raises the ELBO of

@@ -37,7 +37,10 @@ def prior(n_classes: int, n_inducing: int, like: Tensor) -> Posterior:
 
 
 def moments(q: Posterior) -> Moments:
-    """Factorise P. float32 loses P at eigenvalues near 1e7: float64 and a jitter then take over."""
+    """Factorise P, which needs no gradient.
+
+    float32 loses P at eigenvalues near 1e7: float64 and a jitter then take over.
+    """
     C, M = q.h.shape
     R = torch.empty_like(q.P, memory_format=torch.contiguous_format)
     info = torch.empty(C, dtype=torch.int32, device=q.P.device)

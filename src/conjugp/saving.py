@@ -367,6 +367,7 @@ def _gp_parts(clf: Any) -> dict[str, Any]:
         "converged": bool(fitted.converged),
         "total": fitted.total,
         "class_gap": fitted.class_gap,
+        "kept": fitted.kept,
         "history": fitted.history,
         "prediction_seed": clf._prediction_seed,
         "stream": None if stream is None else _stream_parts(stream),
@@ -425,6 +426,7 @@ def _build_gp(clf: Any, p: dict[str, Any], device: torch.device, dtype: str | No
     take.end()
     if stream is not None:
         stream = _stream(_Parts(stream), fitted.model)
+        stream.kept = fitted.kept
     clf._keep(fitted, scaling, classes)
     # Attributes come from what was saved, and only then does it move.
     clf._fitted = _moved_fitted(fitted, device, dtype)
@@ -503,6 +505,7 @@ def _fitted(take: _Parts, C: int, D: int) -> Fitted:
         _history(take.any("history")),
         take.number("total", 0),
         take.number("class_gap"),
+        take.share("kept"),
     )
 
 
@@ -701,6 +704,12 @@ class _Parts:
         """A finite number of at least `low`."""
         number(name, self.any(name), low)
         return self.found[name]
+
+    def share(self, name: str) -> float:
+        """A number in (0, 1]; 1 where an older file has none."""
+        if name in self.found:
+            number(name, self.any(name), 0, 1, exclusive=True)
+        return self.found.get(name, 1.0)
 
     def whole(self, name: str, least: int) -> int:
         """A whole number of at least `least`."""

@@ -36,9 +36,10 @@ class Stream:
         bound: str,
         seed: int,
         trainer: type[Trainer] = Trainer,
+        kept: float = 1.0,
     ) -> None:
         self.kernel, self.limit, self.likelihood, self.bound = kernel, limit, likelihood, bound
-        self.trainer = trainer
+        self.trainer, self.kept = trainer, kept
         self.generator = torch.Generator().manual_seed(seed)
         self.seen = 0.0
         self.epochs = 0
@@ -53,7 +54,7 @@ class Stream:
         self.kernel = state.kernels[0]
         if len(state.theta) > 1 or state.q.h.shape[1] != len(state.Z):
             return False
-        self.state, self.seen = state, fitted.total
+        self.state, self.seen, self.kept = state, fitted.total, fitted.kept
         self.limit = max(self.limit, len(state.Z))
         return True
 
@@ -86,6 +87,7 @@ class Stream:
             learn_mean,
             learning_rate=learning_rate,
             jitter=options.jitter,
+            kept=self.kept,
         )
         size, elbo = batch_size or len(data.y), math.nan
         state, seen = self.state, self.seen
@@ -103,9 +105,15 @@ class Stream:
         # All at once, so that a failure or Ctrl-C on the way leaves the stream as it was.
         self.state, self.seen, self.epochs = state, seen, self.epochs + 1
         model = coupled(state, self.likelihood, self.bound, options.jitter)
+        if self.kept < 1.0:  # what was raised is another bound (Q9)
+            kl = model.kl()
+            elbo = (model.elbo(part) + kl) * (seen / part.total) - kl
         plain = Calibration(1.0, 1.0, math.inf)
         history = list(self.history)
-        return Fitted(model, plain, elbo, self.epochs, True, self.state, history, self.seen)
+        return Fitted(
+            *(model, plain, elbo, self.epochs, True, self.state, history, self.seen),
+            kept=self.kept,
+        )
 
     def _report(self, p: Progress) -> None:
         self.history.append(p._asdict())

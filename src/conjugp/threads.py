@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 
 import torch
@@ -41,29 +41,40 @@ def shared(n: int, order: int, work: Callable[[slice], None]) -> None:
     if threads == 1 or (n == 1 and not few):
         work(slice(n))
         return
-    torch.set_num_threads(1)  # which holds for all threads
+    others: list[Future[None]] = []
     try:
+        torch.set_num_threads(1)
         if few:
             work(slice(n))
             return
-        rest, pool = iter(range(n)), _pool(threads - 1, os.getpid())
+        rest, inference = iter(range(n)), torch.is_inference_mode_enabled()
 
         def some() -> None:
             for i in rest:
                 work(slice(i, i + 1))
 
-        others = [pool.submit(some) for _ in range(threads - 1)]
+        def other() -> None:
+            # What the caller has set holds for all threads in some versions of torch only.
+            if torch.get_num_threads() > 1:
+                torch.set_num_threads(1)
+            with torch.inference_mode(inference):
+                some()
+
         try:
-            some()
-        finally:
-            wait(others)
-        for other in others:
-            other.result()
+            pool = _pool(threads - 1, os.getpid())
+            for _ in range(threads - 1):
+                others.append(pool.submit(other))
+        except RuntimeError:  # the interpreter is about to end, and starts nothing any more
+            pass
+        some()
     finally:
+        wait(others)
         torch.set_num_threads(threads)
+    for done in others:
+        done.result()
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=4)
 def _pool(threads: int, process: int) -> ThreadPoolExecutor:
     """Threads that are kept from call to call; those of another process stayed there."""
     return ThreadPoolExecutor(threads, "matrices")

@@ -448,7 +448,7 @@ class Trainer:
             )
             batches.order, batches.at = loop["batches"]
             if self._n_others is not None:
-                self._kl, self._touched, self._kept.total = loop["classes"]
+                self._kl, self._touched, self._multipliers.total = loop["classes"]
         while t < budget:
             if self.journal.due() and not own.n:
                 sampled = self._n_others is not None
@@ -459,7 +459,7 @@ class Trainer:
                     anneal=anneal,
                     t=t,
                     batches=[batches.order, batches.at],
-                    classes=[self._kl, self._touched, self._kept.total] if sampled else None,
+                    classes=[self._kl, self._touched, self._multipliers.total] if sampled else None,
                 )
             if anneal is None and t >= 0.6 * budget:
                 anneal = (t, budget)
@@ -690,7 +690,7 @@ class Trainer:
             variance = float(s.kernels[0].diag(data.head(_GAP_ROWS).X).mean())
         assert isinstance(cfg.likelihood, LogisticSoftmax)
         total = cfg.likelihood.start_total(cfg.bound, s.mean.detach(), variance)
-        self._kept = classes.Multipliers(torch.full_like(weight, total))
+        self._multipliers = classes.Multipliers(torch.full_like(weight, total))
 
     def _all_moments(self) -> Iterator[Moments]:
         """q solved for its marginals, a few classes at a time."""
@@ -720,13 +720,13 @@ class Trainer:
         batch = classes.Rows(
             Features(f.A.detach(), f.residual.detach()),
             stands.batch * part.weight.unsqueeze(1),
-            self._kept.total[rows],
+            self._multipliers.total[rows],
         )
         theirs = data.take(own_rows.flatten())
         own = classes.Rows(
             own_features(b, theirs.X.view(*own_rows.shape, -1)),
             stands.own * theirs.weight.view(own_rows.shape),
-            self._kept.total[own_rows],
+            self._multipliers.total[own_rows],
         )
         found = classes.evaluate(
             q,
@@ -754,7 +754,8 @@ class Trainer:
         s.q.h[drawn.index], s.q.P[drawn.index] = new
         self._touched[drawn.index] += 1
         exact = len(drawn.index) == data.n_classes
-        self._kept.update(rows, found.part.total, 1.0 if exact else max(left, classes.AVERAGE))
+        share = 1.0 if exact else max(left, classes.AVERAGE)
+        self._multipliers.update(rows, found.part.total, share)
         s.step += 1
         if found.gradients is not None:
             mean = torch.zeros_like(self._kl)
@@ -773,7 +774,7 @@ class Trainer:
         for q, mean in zip(self._all_moments(), s.mean.split(_CLASS_CHUNK), strict=True):
             m, v, _ = marginals(q, f)
             total += cfg.likelihood.total(m + mean, v, cfg.bound)
-        kept = self._kept.total[: len(total)]
+        kept = self._multipliers.total[: len(total)]
         return float(cfg.likelihood.shortfall(kept, total, cfg.bound, len(s.mean)).mean())
 
     def _flat(self, elbos: list[float]) -> bool:

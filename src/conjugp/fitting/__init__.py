@@ -7,29 +7,32 @@
 
 from __future__ import annotations
 
-from conjugp.calibration import VARIANCE_SCALES
-from conjugp.covariance import NONE
-from conjugp.fitting.base import Fitted, Fitter
-from conjugp.fitting.coupled import SCALES, CoupledFit
+from collections.abc import Callable
+
+from torch import Tensor
+
+from conjugp.checkpoint import Journal
+from conjugp.data import Dataset
+from conjugp.fitting.base import Fitted, Fitter, variance_scales
+from conjugp.fitting.coupled import CoupledFit
 from conjugp.fitting.decoupled import DecoupledFit
-from conjugp.model import Model
+from conjugp.kernels import Kernel
 from conjugp.plan import Plan
+from conjugp.scaling import Scaling
+from conjugp.training import Progress
 
 __all__ = ["Fitted", "Fitter", "fitter", "variance_scales"]
 
 
-def fitter(plan: Plan) -> type[Fitter]:
+def fitter(
+    plan: Plan,
+    kernel: Kernel | None,
+    data: Dataset,
+    mean: Tensor,
+    scaling: Scaling,
+    on_progress: Callable[[Progress], None] | None = None,
+    journal: Journal | None = None,
+) -> Fitter:
     """Who runs a plan."""
-    return CoupledFit if plan.family == "coupled" else DecoupledFit
-
-
-def variance_scales(model: Model, chosen: float) -> tuple[float, ...]:
-    """Shares of the latent variance that a calibration chooses from; once it had `chosen` one.
-
-    All of it, if it was fitted so. A coupled fit of which less was chosen was fitted with less.
-    """
-    if model.S.family == NONE:
-        return (0.0,)
-    if model.S.family == "full":
-        return (1.0,) if chosen == 1.0 else SCALES
-    return VARIANCE_SCALES
+    kind = CoupledFit if plan.family == "coupled" else DecoupledFit
+    return kind(plan, kernel, data, mean, scaling, on_progress, journal)

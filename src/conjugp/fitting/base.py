@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from conjugp import inducing
-from conjugp.calibration import Calibration, fit_calibration
+from conjugp.calibration import VARIANCE_SCALES, Calibration, fit_calibration
 from conjugp.checkpoint import Journal
+from conjugp.covariance import NONE
 from conjugp.data import Data, Dataset, class_rank
 from conjugp.deferred import Deferred
 from conjugp.kernels import RBF, Kernel
@@ -27,6 +28,7 @@ from conjugp.training import Progress, Settings, State, initial_state
 KERNEL_CLASSES = 10  # classes of the fits that learn or choose a kernel
 ELBO_ROWS, ELBO_PAIRS = 2048, 2**20  # rows, times classes, that stand for all in the ELBO
 FOLDS = 5
+SCALES = (0.1, 1.0)  # of coupled fits with less than all of the conditional variance
 
 
 @dataclass
@@ -42,6 +44,7 @@ class Fitted:
     history: list[dict[str, float | str]] = field(default_factory=list)
     total: float = 0.0  # weight of the rows
     class_gap: float = 0.0  # what sampling classes cost, in nats per row (docs/math.md, C3)
+    kept: float = 1.0  # the share of the conditional variance that rows were fitted with (Q9)
 
 
 class Fitter(ABC):
@@ -65,12 +68,13 @@ class Fitter(ABC):
         self.journal.follow(self.generator, self.history)
         self.began = time.perf_counter() - self.journal.seconds
         self._on_progress = on_progress
+        self.kept = 1.0
         self._partial: Callable[[], tuple[Model, State]] | None = None
-        self._class_gap = 0.0
 
-    def run(self, warm: State | None = None) -> Fitted:
-        """The whole fit, from an earlier one's state if there is one."""
-        return self._run(warm)
+    def run(self, warm: State | None = None) -> tuple[Fitted, Scaling]:
+        """The whole fit, from an earlier one's state if there is one; and its units."""
+        with torch.no_grad():
+            return self.journal.stage("whole", lambda: (self._run(warm), self.scaling))
 
     @abstractmethod
     def _run(self, warm: State | None) -> Fitted: ...
@@ -82,7 +86,8 @@ class Fitter(ABC):
         model, state = self._partial()
         data, plain = self.data, Calibration(self.plan.temperature or 1.0, 1.0, math.inf)
         elbo = estimated_elbo(model, data)
-        return Fitted(model, plain, elbo, 0, False, state, self.history, data.total)
+        kept = self.kept
+        return Fitted(model, plain, elbo, 0, False, state, self.history, data.total, kept=kept)
 
     def _progress(self, p: Progress) -> None:
         seconds = time.perf_counter() - self.began
@@ -109,6 +114,7 @@ class Fitter(ABC):
             kernel_prior=p.options.kernel_prior,
             jitter=p.options.jitter,
             local_steps=p.options.local_steps,
+            kept=self.kept,
         )
         return replace(settings, **changes)  # type: ignore[arg-type]
 
@@ -156,6 +162,15 @@ class Fitter(ABC):
         m, v = (torch.cat(part) for part in zip(*map(predict, masks), strict=True))
         i = torch.cat([mask.nonzero()[:, 0] for mask in masks])
         return fit_calibration(self.plan.likelihood, m, v, data.y[i], data.weight[i], scales)
+
+
+def variance_scales(family: str, kept: float = 1.0) -> tuple[float, ...]:
+    """Shares of the latent variance that a calibration chooses from, by covariance family."""
+    if family == NONE:
+        return (0.0,)
+    if family != "full":
+        return VARIANCE_SCALES
+    return (1.0,) if kept == 1.0 else SCALES
 
 
 def estimated_elbo(model: Model, data: Dataset) -> float:

@@ -21,6 +21,7 @@ from conjugp.fitting.base import (
     estimated_elbo,
     largest_classes,
     only_classes,
+    variance_scales,
 )
 from conjugp.inference import svi
 from conjugp.kernels import RBF, Kernel
@@ -36,7 +37,7 @@ READS = 2  # epochs up to which rows are scaled whenever they are read
 LEAST_CHUNK, HELD_CHUNK = 64, 1024  # held-out rows at a time
 # Of the variance given the inducing points rows keep this many times M/N, and at least so much.
 KEPT, LEAST_KEPT = 3.0, 0.05
-SCALES, SCALE_ROWS = (0.1, 1.0), 2048  # shares of the variance for such fits, and who chooses
+SCALE_ROWS = 2048  # that choose how much of the variance counts in such fits
 LIKELIHOOD_ROWS = 10_000  # on which a likelihood's own parameters are learned
 LIKELIHOOD_ROUNDS = 3  # fits in turn of q and of a likelihood's own parameters
 
@@ -68,8 +69,8 @@ class CoupledFit(Fitter):
         if state is None:
             kernel = self._first_kernel(train, full)
             state = self._start(train, kernel, p.n_inducing, self.mean, not usual)
-        kept = self._kept(usual, len(state.Z) / data.n)
-        settings = self._settings(learning_rate=(2 if full else 1) * p.learning_rate, kept=kept)
+        self.kept = self._share_kept(usual, len(state.Z) / data.n)
+        settings = self._settings(learning_rate=(2 if full else 1) * p.learning_rate)
         if not usual:
             settings = replace(
                 settings,
@@ -90,7 +91,7 @@ class CoupledFit(Fitter):
         if held is not None:
             # The held-out rows are trained on after all, the kernel at rest. Steps are as short as
             # the last ones were: what q knows counts as much as the batches that it remembers.
-            last_state, calibration = self._taken_in(last_state, held, data.total, kept)
+            last_state, calibration = self._taken_in(last_state, held, data.total)
             rest = self._settings(
                 learn_kernel=False,
                 learn_mean=False,
@@ -99,14 +100,13 @@ class CoupledFit(Fitter):
                 min_step=0.02,
                 step_exponent=1.0,
                 first_step=max(1, round(last_state.step**p.options.step_exponent)),
-                kept=kept,
             )
             last_state = self._train(last_state, data, rest, "all rows").state
         elif calibrate:
-            calibration = self._cross_fit(result.state, data.head(data.n), kept)
+            calibration = self._cross_fit(result.state, data.head(data.n))
         model = coupled(last_state, p.likelihood, p.bound, p.options.jitter)
         # Expectation propagation reports an evidence that is no bound.
-        known = full and p.inference != "ep" and kept == 1.0
+        known = full and p.inference != "ep" and self.kept == 1.0
         elbo = result.elbo if known else estimated_elbo(model, data)
         return Fitted(
             model,
@@ -118,6 +118,7 @@ class CoupledFit(Fitter):
             self.history,
             data.total,
             result.class_gap,
+            self.kept,
         )
 
     def _first_kernel(self, data: Dataset, full: bool) -> Kernel:
@@ -159,7 +160,7 @@ class CoupledFit(Fitter):
         trainer.state = result.state
         return result
 
-    def _kept(self, usual: bool, points: float) -> float:
+    def _share_kept(self, usual: bool, points: float) -> float:
         """The share of the variance given the inducing points that rows are fitted with (Q9).
 
         Less than all of it makes better means and worse variances. Held-out rows mend these, but
@@ -175,9 +176,7 @@ class CoupledFit(Fitter):
             return 1.0
         return min(1.0, max(LEAST_KEPT, KEPT * points))
 
-    def _taken_in(
-        self, state: State, held: Data, total: float, kept: float
-    ) -> tuple[State, Calibration]:
+    def _taken_in(self, state: State, held: Data, total: float) -> tuple[State, Calibration]:
         """q after one step on all held-out rows (Q1-Q4), and a temperature from them before it.
 
         The latents that a temperature needs are most of such a step. Expectation propagation has
@@ -186,7 +185,7 @@ class CoupledFit(Fitter):
         p = self.plan
         if p.inference == "ep" or p.class_batch is not None:
             m, v = coupled(state, p.likelihood, p.bound, p.options.jitter).latent(held.X)
-            return state, self._calibration(m, v, held, kept)
+            return state, self._calibration(m, v, held)
         b, q = basis(state.kernels, state.Z, p.options.jitter), moments(state.q)
         batch = p.batch_size or held.n
         size, latents = max(LEAST_CHUNK, min(batch, HELD_CHUNK)), list[tuple[Tensor, Tensor]]()
@@ -198,7 +197,7 @@ class CoupledFit(Fitter):
                 m, v, _ = marginals(q, f)
                 m = m + state.mean
                 latents.append((m, v))
-                v = v - (1.0 - kept) * f.residual.T
+                v = v - (1.0 - self.kept) * f.residual.T
                 site = svi.clamp(p.likelihood.site(part.y, m, v, p.bound), m)
                 yield svi.statistics(f, site, state.mean, part.weight)
 
@@ -207,24 +206,24 @@ class CoupledFit(Fitter):
         rho = min(0.5, held.n / (held.n + remembered))
         new = svi.update(state.q, svi.add(statistics()), total / held.total, rho)
         m, v = (torch.cat(column) for column in zip(*latents, strict=True))
-        calibration = self._calibration(m, v, held, kept)
+        calibration = self._calibration(m, v, held)
         # Ranks compute alike; where their machines round differently, rank 0's is taken.
         new = Posterior(*map(self.data.group.same_tensor, new))
         if bool(torch.isfinite(new.h).all() & torch.isfinite(new.P).all()):
             return replace(state, q=new), calibration
         return state, calibration
 
-    def _calibration(self, m: Tensor, v: Tensor, held: Data, kept: float) -> Calibration:
+    def _calibration(self, m: Tensor, v: Tensor, held: Data) -> Calibration:
         """A temperature and, where q was fitted with less than all its variance, how much counts.
 
         A few rows choose that share: going through all of them for each takes as long as steps.
         """
-        like, scale = self.plan.likelihood, 1.0
-        if kept < 1.0:
+        like, scales = self.plan.likelihood, variance_scales("full", self.kept)
+        if len(scales) > 1:
             few, n = held.rows(0, SCALE_ROWS), SCALE_ROWS
-            found = fit_calibration(like, m[:n], v[:n], few.y, few.weight, SCALES)
-            scale = found.variance_scale
-        return fit_calibration(like, m, v, held.y, held.weight, (scale,))
+            found = fit_calibration(like, m[:n], v[:n], few.y, few.weight, scales)
+            scales = (found.variance_scale,)
+        return fit_calibration(like, m, v, held.y, held.weight, scales)
 
     def _learn_likelihood(self, state: State, data: Dataset) -> bool:
         """Fit the likelihood's own parameters to what the rows' latents are; False if it has none.
@@ -240,16 +239,11 @@ class CoupledFit(Fitter):
         self.plan = replace(p, likelihood=learned)
         return learned is not p.likelihood
 
-    def _cross_fit(self, state: State, data: Data, kept: float) -> Calibration:
+    def _cross_fit(self, state: State, data: Data) -> Calibration:
         """A temperature from folds: q fitted again without each, kernel and points at rest."""
         p = self.plan
         settings = self._settings(
-            learn_kernel=False,
-            learn_mean=False,
-            learn_inducing=False,
-            max_epochs=30,
-            tol=0.1,
-            kept=kept,
+            learn_kernel=False, learn_mean=False, learn_inducing=False, max_epochs=30, tol=0.1
         )
 
         def predict(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -259,7 +253,7 @@ class CoupledFit(Fitter):
             fitted = self.journal.stage("fold", lambda: trainer.fit(self.journal)).state
             return coupled(fitted, p.likelihood, p.bound, p.options.jitter).latent(data.X[rows])
 
-        return self._folded(data, predict, (1.0,) if kept == 1.0 else SCALES)
+        return self._folded(data, predict, variance_scales("full", self.kept))
 
 
 def kernel_rate(state: State) -> float:

@@ -9,12 +9,12 @@ from dataclasses import replace
 from torch import Tensor
 
 from conjugp import decoupled, inducing
-from conjugp.calibration import VARIANCE_SCALES, Calibration, fit_calibration
+from conjugp.calibration import Calibration, fit_calibration
 from conjugp.covariance import NONE
 from conjugp.data import Data, Dataset
 from conjugp.decoupled import KernelRows, MeanSettings
 from conjugp.deferred import Deferred
-from conjugp.fitting.base import Fitted, estimated_elbo
+from conjugp.fitting.base import Fitted, estimated_elbo, variance_scales
 from conjugp.fitting.kernel import KernelChoice
 from conjugp.inference.mean import Interrupted
 from conjugp.joint import JointSettings, learn_kernel
@@ -31,6 +31,8 @@ CROSS_FIT_ROWS = 5000  # up to here folds, not one hold-out, give the temperatur
 
 class DecoupledFit(KernelChoice):
     """Kernel, mean, covariance, in this order."""
+
+    _class_gap = 0.0
 
     def _run(self, warm: State | None) -> Fitted:
         p = self.plan
@@ -73,7 +75,7 @@ class DecoupledFit(KernelChoice):
         gain = (values[-1] - values[-2]) / part.total if len(values) > 1 else math.inf
         if calibration is None:
             m, v = model.latent(held.X)
-            scales = (0.0,) if p.family == NONE else VARIANCE_SCALES
+            scales = variance_scales(p.family)
             calibration = fit_calibration(p.likelihood, m, v, held.y, held.weight, scales)
             # The held-out rows are trained on after all.
             if data.n <= REFIT_ROWS:
@@ -215,7 +217,7 @@ class DecoupledFit(KernelChoice):
         def fold(rows: Tensor) -> tuple[Tensor, Tensor]:
             return self.journal.stage("fold", lambda: predict(rows))
 
-        return self._folded(data, fold, (0.0,) if self.plan.family == NONE else VARIANCE_SCALES)
+        return self._folded(data, fold, variance_scales(self.plan.family))
 
 
 def without_posterior(model: Model) -> State:

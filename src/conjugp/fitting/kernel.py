@@ -64,20 +64,23 @@ class KernelChoice(Fitter):
         return self._supple(learned, few.rows(0, 1000).X)
 
     def _supple(self, kernel: Kernel, X: Tensor) -> Kernel:
-        """The kernel with at least `mean_variance`, of what the user left open: as the mean wants.
+        """The kernel with at least `mean_variance`, if the user left a variance open.
 
-        What few inducing points learn is small where they explain little.
+        What few inducing points learn is small where they explain little, and the mean wants more.
         """
-        if self.kernel is None:
-            return kernel  # its variance is not used
+        given = self.kernel if self.kernel is not None else RBF()
         ones = torch.ones(X.shape[1], dtype=torch.float64)
-        step = self.kernel.filled(ones, math.e).theta - self.kernel.filled(ones, 1.0).theta
-        with torch.no_grad():
-            variance = float(kernel.diag(X).double().mean())
-        if not 0.0 < variance < self.plan.options.mean_variance:
+        step = given.filled(ones, math.e).theta - given.filled(ones, 1.0).theta
+
+        def scaled(power: float) -> Kernel:
+            return kernel.with_theta(kernel.theta + power * step.to(kernel.theta)).frozen()
+
+        # What was given stays as it is, and the rest grows with the power of e.
+        now, more = (float(scaled(power).diag(X).double().mean()) for power in (0.0, 1.0))
+        open_, wanted = (more - now) / math.expm1(1.0), self.plan.options.mean_variance
+        if not (now < wanted and open_ > 1e-6 * now):
             return kernel
-        missing = math.log(self.plan.options.mean_variance / variance)
-        return kernel.with_theta(kernel.theta + missing * step.to(kernel.theta)).frozen()
+        return scaled(math.log1p((wanted - now) / open_))
 
     def _mean_of(self, data: Data) -> Tensor:
         """The prior mean at the start of a fit to some of the classes."""
