@@ -70,7 +70,9 @@ def test_a_step_on_all_classes_has_the_plain_bound(bound):
             total = LIKELIHOOD.total(
                 mean.expand(1, 6), torch.full((1, 6), 3.0).double(), bound
             )  # the prior's
-            torch.testing.assert_close(t._kept.total[:100], total.expand(100), rtol=1e-9, atol=0)
+            torch.testing.assert_close(
+                t._multipliers.total[:100], total.expand(100), rtol=1e-9, atol=0
+            )
         ends.append([elbo, t.state.theta.grad, t.state.mean.grad])
     assert ends[0][0] == pytest.approx(ends[1][0], rel=1e-10)
     for a, b in zip(ends[0][1:], ends[1][1:], strict=True):
