@@ -371,6 +371,23 @@ def test_calibrate_knows_what_was_fitted(make, scales, after):
 
 
 @quiet
+@pytest.mark.parametrize("share", ["auto", 1.0])
+def test_more_rows_with_the_share_of_the_fit(share):
+    """What is reported is the ELBO of the last batch, scaled to all, whatever was raised."""
+    clf = minibatch(options=FitOptions(conditional_variance=share)).fit(X, y)
+    kept = clf._fitted.kept
+    assert kept == pytest.approx(0.4 if share == "auto" else 1.0)
+    clf.partial_fit(X[:20], y[:20])
+    assert clf._fitted.kept == kept
+    assert clf.history_[-1]["measure"] == ("ELBO" if kept == 1.0 else "relaxed ELBO")
+    kl = float(clf._fitted.model.kl())
+    # At r = 1 it is the one before the last step, which is small.
+    rel = 1e-9 if kept < 1.0 else 0.02
+    expected = (clf.elbo(X[:20], y[:20]) + kl) * 80 / 20 - kl
+    assert clf.elbo_ == pytest.approx(expected, rel=rel)
+
+
+@quiet
 def test_rows_held_out_do_not_unsettle_the_posterior():
     """The stage on all rows takes short steps: its first does not throw q away."""
     clf = minibatch(temperature="auto").fit(X, y)
