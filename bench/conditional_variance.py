@@ -78,6 +78,9 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", metavar="case", help=", ".join(CASES))
     add_output(parser, "conditional_variance.json")
     args = parser.parse_args()
+    unknown = set(args.cases) - CASES.keys()
+    if unknown:
+        parser.error(f"there is no case {', '.join(unknown)}; there are {', '.join(CASES)}")
     print("| | " + " | ".join(map(str, SHARES)) + " |\n|---|" + "--:|" * len(SHARES))
     for case in args.cases or CASES:
         found = nlls(case)

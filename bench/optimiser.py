@@ -93,10 +93,10 @@ def fitter(variant: Variant) -> type[coupled.CoupledFit]:
 
 def nll(name: str, variant: Variant, n_steps: int, device: str) -> float:
     """Test NLL of a fit of so many steps of 1,024 rows."""
-    split = load(name)
+    split, kind = load(name), fitter(variant)
     with (
         warnings.catch_warnings(),
-        patch.object(classifier, "fitter", fitter(variant)),
+        patch.object(classifier, "kind_of", lambda _: kind),
         patch.object(coupled, "FIRST_LENGTH", variant.length),
     ):
         warnings.simplefilter("ignore")  # fits cut short on purpose

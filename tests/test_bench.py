@@ -306,19 +306,20 @@ def test_all_contestants_meet_and_failures_are_said(script, monkeypatch):
 
     def fit(function, name, settings):
         assert function is compare.conjugp_fit and name == "shuttle"
-        return {"settings": settings, "seconds": 5.0, "nll": 0.4 / settings["max_epochs"], **point}
+        return {"settings": settings, "seconds": 2.0, "nll": 0.4 / settings["max_epochs"], **point}
 
     monkeypatch.setattr(compare, "alone", fit)
     settings = {key: {"learn_inducing": key == "gpytorch-adam"} for key in runs}
     settings["scikit-learn"] = {}
     result = compare.Contest("shuttle", 60.0, "python", lambda _: None).run(settings, (1, 2, 3))
-    assert [one["settings"]["max_epochs"] for one in result["conjugp"]] == [
-        *(1, 2, 3),
-        *(6, 15),  # not 45, which would take 75 s
-    ]
+    lengths = [one["settings"]["max_epochs"] for one in result["conjugp"]]
+    assert lengths[:3] == [1, 2, 3] and lengths[3:] == [6, 15, 45]
+    short = compare.Contest("shuttle", 20.0, "python", lambda _: None)
+    longer = short.longer(result["conjugp"][2])
+    assert [one["settings"]["max_epochs"] for one in longer] == [6, 15]  # 45 would take 30 s
     lines = [line.split(" | ") for line in compare.table({"shuttle": result}).splitlines()[2:]]
-    assert lines[0][2] == "learned" and lines[0][-2:] == ["10.0", "below 20 |"]
-    assert lines[1][2] == "fixed" and lines[1][-2:] == ["12.0", "below 20, 1 restart after NaN |"]
+    assert lines[0][2] == "learned" and lines[0][-2:] == ["25.0", " |"]
+    assert lines[1][2] == "fixed" and lines[1][-2:] == ["30.0", "1 restart after NaN |"]
     assert lines[2][-1] == "fails |"
     assert lines[3][2] == "none" and lines[3][-2:] == ["", "below 20, 1,000 rows |"]
 

@@ -32,7 +32,7 @@ from conjugp.deferred import Deferred, can_wait
 from conjugp.ep_training import EPTrainer
 from conjugp.face import Predictive, ProbabilisticClassifier, entropy
 from conjugp.files import check_path
-from conjugp.fitting import Fitted, fitter, variance_scales
+from conjugp.fitting import Fitted, kind_of, variance_scales
 from conjugp.group import ALONE, Group, current
 from conjugp.kernels import Kernel
 from conjugp.likelihoods import Likelihood
@@ -397,7 +397,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             journal = open_journal(self, checkpoint, rows, classes, data, warm, self._seed())
             plan = make_plan(self, data, scaling, likelihood, bound, options, journal.seed)
             mean = start_mean(self.prior_mean, data, likelihood)
-            fit = fitter(plan, kernel, data, mean, scaling, bar, journal)
+            fit = kind_of(plan)(plan, kernel, data, mean, scaling, bar, journal)
             start = warm.state if warm else None
             try:
                 fitted, scaling = fit.run(start)

@@ -7,32 +7,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from torch import Tensor
-
-from conjugp.checkpoint import Journal
-from conjugp.data import Dataset
 from conjugp.fitting.base import Fitted, Fitter, variance_scales
 from conjugp.fitting.coupled import CoupledFit
 from conjugp.fitting.decoupled import DecoupledFit
-from conjugp.kernels import Kernel
 from conjugp.plan import Plan
-from conjugp.scaling import Scaling
-from conjugp.training import Progress
 
-__all__ = ["Fitted", "Fitter", "fitter", "variance_scales"]
+__all__ = ["Fitted", "Fitter", "kind_of", "variance_scales"]
 
 
-def fitter(
-    plan: Plan,
-    kernel: Kernel | None,
-    data: Dataset,
-    mean: Tensor,
-    scaling: Scaling,
-    on_progress: Callable[[Progress], None] | None = None,
-    journal: Journal | None = None,
-) -> Fitter:
+def kind_of(plan: Plan) -> type[Fitter]:
     """Who runs a plan."""
-    kind = CoupledFit if plan.family == "coupled" else DecoupledFit
-    return kind(plan, kernel, data, mean, scaling, on_progress, journal)
+    return CoupledFit if plan.family == "coupled" else DecoupledFit
