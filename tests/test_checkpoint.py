@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +271,26 @@ def test_a_full_disk_does_not_stop_the_fit(path, monkeypatch, kill):
         with pytest.warns(UserWarning, match="checkpoint: no space left; the fit goes on without"):
             found = copy(FITS["minibatch"][0]).fit(X, Y, checkpoint=path)
     assert numbers(found) == expected and not list(path.parent.iterdir())
+
+
+def test_a_full_disk_is_said_once(path, monkeypatch):
+    """However often the fit has tried, and however the words differ."""
+    tries = []
+
+    def full(*args: Any) -> None:
+        tries.append(args)
+        raise OSError(f"no space left for try {len(tries)}")
+
+    monkeypatch.setattr(files, "write", full)
+    clf = copy(FITS["minibatch"][0]).set_params(options=FitOptions(checkpoint_every=1e-9))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        monkeypatch.setattr("conjugp.checkpoint._SHARE", 0)
+        clf.fit(X, Y, checkpoint=path)
+    assert len(tries) > 5
+    assert [str(w.message) for w in caught if "checkpoint" in str(w.message)] == [
+        "checkpoint: no space left for try 1; the fit goes on without"
+    ]
 
 
 def test_what_a_killed_writer_left_is_removed(path):

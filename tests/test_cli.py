@@ -98,6 +98,9 @@ def test_checking_the_output_changes_nothing(tmp_path):
     there.write_bytes(b"kept")
     assert check_output(there) and there.read_bytes() == b"kept"
     assert not check_output(missing) and not missing.exists()
+    link = tmp_path / "link.png"
+    link.symlink_to(missing)
+    assert not check_output(link) and link.is_symlink() and not missing.exists()
 
 
 @pytest.mark.parametrize("seed", ["-1", "half", str(2**31)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shlex
@@ -542,6 +543,29 @@ def test_labels_that_are_true_or_false(tmp_path):
     written = parquet.read_table(tmp_path / "p.parquet")
     assert written.schema.field("prediction").type == pa.bool_()
     assert conjugp(tmp_path, "evaluate", "model.conjugp", "t.parquet", "--json").json["trained_on"]
+
+
+def test_labels_that_spreadsheets_would_run(tmp_path):
+    labels, cities = ("=1+1", "-none", "@x", "-1"), ("+up", "-2,5", "down")
+    rows = [(i % 4 + i / 100, cities[i % 3], labels[i % 4]) for i in range(80)]
+    write_csv(tmp_path / "t.csv", ["far", "city", "=l"], rows)
+    options = ("--target", "=l", "--categorical", "onehot", "--max-epochs", 1)
+    assert conjugp(tmp_path, "fit", "t.csv", *options, "-o", "t.conjugp").code == 0
+    keep = [part for name in ("far", "city", "=l") for part in ("--keep", name)]
+    said = conjugp(tmp_path, "predict", "t.conjugp", "t.csv", "-o", "p.csv", *keep, "--top-k", 2)
+    assert said.code == 0
+    with (tmp_path / "p.csv").open(newline="") as file:
+        header, *written = list(csv.reader(file))
+    assert header[:3] == ["far", "city", "'=l"]
+    texts = [[row[i] for row in written] for i in (1, 2, header.index("label_2"))]
+    assert set(texts[0]) == {"'+up", "-2,5", "down"}
+    assert set(texts[1]) == {"'=1+1", "'-none", "'@x", "-1"} >= set(texts[2])
+    # The tool reads its own file as what it was.
+    first, again = (
+        conjugp(tmp_path, "evaluate", "t.conjugp", table, "--json").json
+        for table in ("t.csv", "p.csv")
+    )
+    assert first == again and {c["label"] for c in again["classes"]} == set(labels)
 
 
 def test_a_device_is_not_replaced(folder, no_fit):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -11,9 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from conjugp.cli.cells import escaped, unescaped
 from conjugp.cli.tables import MissingPackageError, TableError, read_csv, read_table
 
 CELL = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
+
+
+def seconds(work) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
 def read(text: str | bytes, **settings):
@@ -108,7 +116,8 @@ def test_what_the_csv_module_writes_is_read_back(data, d, n, delimiter):
     import io
 
     names = [f"c{i}" for i in range(d)]
-    rows = [[data.draw(CELL) for _ in names] for _ in range(n)]
+    cells = CELL.filter(lambda cell: unescaped(cell.strip()) == cell.strip())
+    rows = [[data.draw(cells) for _ in names] for _ in range(n)]
     out = io.StringIO(newline="")
     csv.writer(out, delimiter=delimiter, quoting=csv.QUOTE_ALL).writerows([names, *rows])
     table = read_csv(out.getvalue().encode(), "x", delimiter)
@@ -116,6 +125,30 @@ def test_what_the_csv_module_writes_is_read_back(data, d, n, delimiter):
     assert [list(c) for c in table.columns.values()] == [
         [row[i].strip() for row in rows] for i in range(d)
     ]
+
+
+@pytest.mark.parametrize(
+    "cell", ["=1+1", "+x", "-x", "@SUM(A1)", "\tx", "\rx", "\nx", "-", "+1+1", "'=1", "''@x", "＝1"]
+)
+def test_cells_that_spreadsheets_would_run_are_written_as_text(cell):
+    assert escaped(cell) == "'" + cell and unescaped("'" + cell) == cell
+
+
+@pytest.mark.parametrize(
+    "cell", ["-1", "+2.5", "-1,5", "-3e-7", "-inf", "'-1", "it's", "a=b", "'", ""]
+)
+def test_numbers_and_other_text_are_written_as_they_are(cell):
+    assert escaped(cell) == cell and unescaped(cell) == cell
+
+
+@given(CELL | st.text("'=-@1", max_size=5))
+def test_the_apostrophe_is_taken_off_again(cell):
+    assert unescaped(escaped(cell)) == cell
+
+
+def test_names_and_cells_with_an_apostrophe_are_read_as_they_were():
+    found = read("'=a,b\n'-x,'-1\n'x,it's\n")
+    assert found == {"=a": ["-x", "'x"], "b": ["'-1", "it's"]}
 
 
 def test_names_are_suggested():
@@ -198,3 +231,16 @@ def test_other_files(tmp_path):
             read_table(tmp_path / name)
     with pytest.raises(TableError, match="for CSV files"):
         read_table(tmp_path / "no.npz", delimiter=",")
+
+
+def test_the_time_grows_with_the_number_of_columns_and_no_faster():
+    """One table of 40,000 columns takes about as long as 20 of 2,000; it took 13 times that."""
+
+    def table(n_columns: int) -> str:
+        names = [f"c{i}" for i in range(n_columns)]
+        return "\n".join([",".join(names), *3 * [",".join(["1"] * n_columns)]])
+
+    wide, narrow = table(40_000), table(2_000)
+    once = min(seconds(lambda: read(wide)) for _ in range(3))
+    parts = min(seconds(lambda: [read(narrow) for _ in range(20)]) for _ in range(3))
+    assert once < 5 * parts

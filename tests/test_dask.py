@@ -70,6 +70,13 @@ def test_arrays_and_weights(client, frame):
     np.testing.assert_allclose(proba.compute(), alone.predict_proba(X), atol=1e-6)
 
 
+def test_weights_of_another_scale(client, frame):
+    rows = dd.from_pandas(frame.assign(w=0.01), npartitions=3)
+    call = {"target": "kind", "classifier": CLASSIFIER, "timeout": 60}
+    with pytest.warns(UserWarning, match=r"weight 2 counts .* multiply them by 100, so that"):
+        conjugp.dask.fit(client, rows, sample_weight="w", **call)
+
+
 def test_errors_come_back(client, frame):
     bad = frame.copy()
     bad.loc[7, "a"] = np.nan

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import struct
+import tracemalloc
+import warnings
+import zlib
 
 import numpy as np
 import pytest
@@ -90,6 +94,56 @@ def test_permissions_are_the_usual_ones(path):
     assert path.stat().st_mode == beside.stat().st_mode
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o664])
+def test_the_permissions_of_a_file_that_is_replaced_stay(path, mode):
+    """Also while it is written, so that nobody reads what is not for them."""
+    path.touch()
+    path.chmod(mode)
+    with files.replaced(path) as temporary:
+        temporary.write_bytes(b"new")
+        assert temporary.stat().st_mode & 0o777 == mode | 0o600
+    assert path.read_bytes() == b"new" and path.stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("relative", [True, False])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_goes_on_pointing_to_the_file(path, relative, there):
+    folder = path.parent / "elsewhere"
+    folder.mkdir()
+    pointed = folder / "real"
+    if there:
+        write(pointed, {"b": np.ones(2)}, {})
+        pointed.chmod(0o600)
+    middle = path.with_name("middle")
+    middle.symlink_to("elsewhere/real" if relative else pointed)
+    path.symlink_to("middle" if relative else middle)
+    files.check_path("path", path)
+    write(path, ARRAYS, HEADER)
+    assert path.is_symlink() and middle.is_symlink() and not pointed.is_symlink()
+    assert_same(read(pointed)[0], ARRAYS)
+    assert not there or pointed.stat().st_mode & 0o777 == 0o600
+    (folder / f".real.{32 * 'a'}").touch()  # as of a process that was killed
+    files.remove_leftovers(path)
+    assert [p.name for p in folder.iterdir()] == ["real"]
+    assert sorted(p.name for p in path.parent.iterdir()) == ["elsewhere", "file", "middle"]
+
+
+def test_the_ending_of_a_link_tells_the_format(path):
+    link = path.with_name("picture.png")
+    link.symlink_to(path)
+    with files.replaced(link) as temporary:
+        assert temporary.suffix == ".png"
+
+
+def test_links_in_a_circle(path):
+    other = path.with_name("other")
+    other.symlink_to(path)
+    path.symlink_to(other)
+    with pytest.raises(OSError, match="symbolic links"):
+        write(path, ARRAYS, HEADER)
+    assert path.is_symlink() and other.is_symlink()
+
+
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
 @pytest.mark.parametrize("step", ["Path.write_bytes", "os.fsync", "os.replace"])
 def test_a_write_that_fails_leaves_the_old_file(path, monkeypatch, step, error):
@@ -104,6 +158,22 @@ def test_a_write_that_fails_leaves_the_old_file(path, monkeypatch, step, error):
             write(path, {"b": np.ones(2)}, {})
     assert_same(read(path)[0], ARRAYS)
     assert [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_a_full_disk_is_said_once_until_there_was_room_again(path, monkeypatch):
+    file, room = files.Kept(path, "run"), iter([0, 0, 1, 0, 0, 0, 1, 1])
+
+    def write(*args):
+        if not next(room):
+            raise OSError(f"no space left for {args}")
+
+    monkeypatch.setattr(files, "write", write)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        wrote = [file.write({}, {"number": i}) for i in range(8)]
+    assert wrote == [False, False, True, False, False, False, True, True]
+    assert ["'number': 0" in str(w.message) for w in caught] == [True, False]
+    assert "'number': 3" in str(caught[1].message)
 
 
 def test_a_header_that_is_not_plain_writes_nothing(path):
@@ -177,5 +247,38 @@ def test_paths_are_checked_by_name(path):
         files.check_path("checkpoint", path.parent)
     with pytest.raises(ValueError, match=r"checkpoint.*there is no folder"):
         files.check_path("checkpoint", path / "further" / "file")
+    with pytest.raises(ValueError, match="is a device or pipe"):
+        files.check_path("checkpoint", os.devnull)
+    path.symlink_to("missing/file")
+    with pytest.raises(ValueError, match=r"checkpoint.*there is no folder .*missing"):
+        files.check_path("checkpoint", path)
     with pytest.raises(TypeError, match="checkpoint must be a path"):
         files.check_path("checkpoint", 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["another kind", "altered header", "other arrays", "foreign"])
+def test_a_large_file_that_is_not_wanted_is_refused_by_its_header(path, kind):
+    """Nothing of the 2 GB that come after the header is read into memory."""
+
+    def check(header):
+        if header["kind"] != "test":
+            raise FileFormatError("not a test")
+
+    size = 2**31
+    text = json.dumps(
+        {"header": {"kind": "other"}, "sums": {} if kind == "other arrays" else {"a": 1}}
+    )
+    sum_of = zlib.crc32(text.encode()) + (kind == "altered header")
+    metadata = {"made by": "others"}
+    if kind != "foreign":
+        metadata = {files._KEY: text, files._SUM: str(sum_of)}
+    array = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
+    begin = json.dumps({"__metadata__": metadata, "a": array}).encode()
+    path.write_bytes(struct.pack("<Q", len(begin)) + begin)
+    os.truncate(path, 8 + len(begin) + size)  # a sparse file: it takes no room on the disk
+    tracemalloc.start()
+    with pytest.raises(FileFormatError):
+        read(path, check)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20

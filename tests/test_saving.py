@@ -376,6 +376,15 @@ def test_other_files(clf, path):
         load(path)
 
 
+@pytest.mark.parametrize("kind", ["fit checkpoint", "gibbs checkpoint"])
+def test_a_large_file_of_another_kind_is_refused_by_its_header(path, kind, monkeypatch):
+    files.write(path, {"a": np.ones(3)}, {"kind": kind, "format": 1})
+    monkeypatch.setattr(files, "_sums", lambda arrays: pytest.fail("arrays were read"))
+    for read in (load, read_info):
+        with pytest.raises(FileFormatError, match=f"not a model file but a {kind}"):
+            read(path)
+
+
 def test_a_newer_format(clf, path):
     clf.save(path)
     arrays, header = files.read(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -95,6 +94,7 @@ def sample_chains(
 ) -> list[Draws]:
     """The draws of every chain. They depend on the seed alone, not on workers or stretches."""
     mark = fingerprint(target, schedule)
+    file = None if checkpoint is None else files.Kept(checkpoint, "run")
     if checkpoint is not None:
         files.remove_leftovers(checkpoint)
     if checkpoint is not None and Path(checkpoint).exists():
@@ -123,16 +123,14 @@ def sample_chains(
             if pool is None:
                 pool = _pool(n_jobs, schedule.n_chains, per_sweep * (total - now.sweeps))
             n_sweeps = max(1, min(2 * n_sweeps, int(_STRETCH_SECONDS / max(per_sweep, 1e-9))))
-            if checkpoint is not None and (
-                now.sweeps >= total or time.monotonic() - saved > between
-            ):
+            if file is not None and (now.sweeps >= total or time.monotonic() - saved > between):
                 began = time.monotonic()
-                _save(checkpoint, now, mark, schedule.seed)
+                _save(file, now, mark, schedule.seed)
                 saved = time.monotonic()
                 between = max(_CHECKPOINT_SECONDS, _CHECKPOINT_SHARE * (saved - began))
     except BaseException as error:
-        if checkpoint is not None:
-            _save(checkpoint, now, mark, schedule.seed)
+        if file is not None:
+            _save(file, now, mark, schedule.seed)
         if isinstance(error, KeyboardInterrupt):
             raise Interrupted(now.draws) from None
         raise
@@ -227,7 +225,7 @@ def fingerprint(target: Target, schedule: Schedule) -> str:
     return digest.hexdigest()
 
 
-def save(path: str | os.PathLike[str], now: Run, mark: str, seed: int) -> None:
+def _save(file: files.Kept, now: Run, mark: str, seed: int) -> None:
     """Write where all chains stand."""
     arrays = {}
     for i, (state, draws) in enumerate(zip(now.states, now.draws, strict=True)):
@@ -241,15 +239,7 @@ def save(path: str | os.PathLike[str], now: Run, mark: str, seed: int) -> None:
         "sweeps": now.sweeps,
         "rng": [state.rng.bit_generator.state for state in now.states],
     }
-    files.write(path, arrays, header)
-
-
-def _save(path: str | os.PathLike[str], now: Run, mark: str, seed: int) -> None:
-    """Write where all chains stand; draws are not to be lost because a disk is full."""
-    try:
-        save(path, now, mark, seed)
-    except OSError as error:
-        warnings.warn(f"checkpoint: {error}; the run goes on without", UserWarning, stacklevel=4)
+    file.write(arrays, header)
 
 
 def kept_seed(path: str | os.PathLike[str], drawn: int) -> int:
@@ -264,14 +254,16 @@ def kept_seed(path: str | os.PathLike[str], drawn: int) -> int:
 
 def _read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The arrays and the header of a checkpoint."""
-    arrays, header = files.read(path)
-    if not isinstance(header, dict) or header.get("kind") != "gibbs checkpoint":
-        raise files.FileFormatError(f"{path} is not a checkpoint of the Gibbs sampler")
-    if header.get("format") != _FORMAT:
-        raise files.FileFormatError(
-            f"{path} has format {header.get('format')}, this version of conjugp reads {_FORMAT}"
-        )
-    return arrays, header
+
+    def check(header: Any) -> None:
+        if not isinstance(header, dict) or header.get("kind") != "gibbs checkpoint":
+            raise files.FileFormatError(f"{path} is not a checkpoint of the Gibbs sampler")
+        if header.get("format") != _FORMAT:
+            raise files.FileFormatError(
+                f"{path} has format {header.get('format')}, this version of conjugp reads {_FORMAT}"
+            )
+
+    return files.read(path, check)
 
 
 def load(path: str | os.PathLike[str], mark: str, target: Target, schedule: Schedule) -> Run:

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -55,6 +54,7 @@ class Journal:
         classes: Iterable[type] = (),
     ) -> None:
         self.path, self.mark, self.seed = path, mark, seed
+        self._file = None if path is None else files.Kept(path, "fit")
         self.seconds = 0.0  # that earlier runs have taken
         self._every, self._classes = every, list(classes)
         self._began = time.monotonic()
@@ -97,8 +97,10 @@ class Journal:
             self._generator.set_state(state)
             return result
         outer, self._first = self._first, before
-        result = work()
-        self._first = outer
+        try:
+            result = work()
+        finally:
+            self._first = outer
         left = (result, self._history[before:], self._generator.get_state())
         self._done[at:] = [self._encoded(name, left)]
         self._at, self._loop, self._saved = at + 1, None, False
@@ -132,7 +134,7 @@ class Journal:
 
     def save(self) -> None:
         """Write everything; a fit is not to be lost because a disk is full."""
-        if self.path is None:
+        if self._file is None:
             return
         began = time.monotonic()
         records = {str(i): record for i, record in enumerate(self._done)}
@@ -149,26 +151,14 @@ class Journal:
             "done": [[record.name, record.plain] for record in self._done],
             "loop": self._loop.plain if self._loop else None,
         }
-        try:
-            files.write(self.path, arrays, header)
-            self._saved = True
-        except OSError as error:
-            warnings.warn(
-                f"checkpoint: {error}; the fit goes on without", UserWarning, stacklevel=2
-            )
+        self._saved = self._file.write(arrays, header)
         ended = time.monotonic()
         self._next = ended + max(self._every, _SHARE * (ended - began))
 
     def _read(self) -> None:
         path = self.path
         assert path is not None
-        arrays, header = files.read(path)
-        if not isinstance(header, dict) or header.get("kind") != _KIND:
-            raise files.FileFormatError(f"{path} is not a checkpoint of a fit")
-        if header.get("format") != _FORMAT:
-            raise files.FileFormatError(
-                f"{path} has format {header.get('format')}, this version of conjugp reads {_FORMAT}"
-            )
+        arrays, header = files.read(path, self._check_kind)
         try:
             if set(header) != _KEYS:
                 raise ValueError("its header is not that of a checkpoint")
@@ -188,6 +178,15 @@ class Journal:
                 "path, or remove the file to start again"
             )
         self._done = done
+
+    def _check_kind(self, header: Any) -> None:
+        if not isinstance(header, dict) or header.get("kind") != _KIND:
+            raise files.FileFormatError(f"{self.path} is not a checkpoint of a fit")
+        if header.get("format") != _FORMAT:
+            raise files.FileFormatError(
+                f"{self.path} has format {header.get('format')}, this version of conjugp reads "
+                f"{_FORMAT}"
+            )
 
     def _encoded(self, name: str, value: Any) -> Record:
         encode = Encoder(devices=True)

@@ -11,12 +11,14 @@ import socket
 import threading
 import time
 from datetime import timedelta
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
 
+from conjugp.checks import WeightScale, check_weight
 from conjugp.classifier import GPClassifier
 
 if TYPE_CHECKING:
@@ -58,7 +60,8 @@ def fit(
     target : str or None, default=None
         The column of X that holds the labels.
     sample_weight : Dask Series, Array, str or None, default=None
-        Weights of the rows, or the column of X that holds them.
+        Weights of the rows, or the column of X that holds them; what they mean is said in
+        `GPClassifier.fit`.
     classifier : GPClassifier or None, default=None
         What to fit; it stays as it is. ``None`` is ``GPClassifier()``.
     checkpoint : path or None, default=None
@@ -176,6 +179,13 @@ def _columns(
     return (X.drop(columns=left) if left else X), np.asarray(y), weight
 
 
+def _scale(part: tuple[Any, Any, Any]) -> WeightScale:
+    """How large the weights of a partition are."""
+    X, _, weight = part
+    given = weight is not None and len(weight) > 0
+    return WeightScale.of(check_weight(weight, X)) if given else WeightScale()
+
+
 # --- the process group ----------------------------------------------------------------------------
 
 
@@ -191,6 +201,9 @@ def _fit(
     for future in futures:
         if future.status == "error":
             future.result()
+    # What a worker warns of is seen in its log alone.
+    scales: list[Any] = client.gather(client.map(_scale, futures, pure=False))  # type: ignore[assignment]
+    reduce(WeightScale.plus, scales).warn()
     held = client.who_has(futures)
     mine: dict[str, list[Any]] = {}
     for future in futures:

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conjugp.checks import check_classes, check_labels, check_rows, check_weight, class_factors
+from conjugp.checks import (
+    WeightScale,
+    check_classes,
+    check_labels,
+    check_rows,
+    check_weight,
+    class_factors,
+)
 from conjugp.rows import Rows
 from conjugp.sources import Batch
 from conjugp.spool import Spool, Store
@@ -58,7 +65,7 @@ def read(
 
     `report` is called with the number of rows after every batch.
     """
-    label, spool = _Labels(classes), None
+    label, spool, scale = _Labels(classes), None, WeightScale()
     mass: NDArray[Any] = np.zeros(0)
     try:
         for batch in batches:
@@ -78,10 +85,12 @@ def read(
                 if batch.names is not None:
                     clf.feature_names_in_ = np.asarray(batch.names, dtype=object)
             spool.add(X, number, weight)
+            scale = scale.plus(WeightScale.of(weight))
             mass = _sum(mass, np.bincount(number, weights=weight))
             report(spool.n)
         if spool is None or not spool.n:
             raise ValueError("source holds no rows with positive weight")
+        scale.warn()
         known, place = label.settled()
         if classes is None:
             check_classes(known)

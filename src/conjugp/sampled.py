@@ -19,7 +19,7 @@ from torch import Tensor
 
 from conjugp.kernels import Kernel
 from conjugp.likelihoods import Likelihood
-from conjugp.numerics import cholesky
+from conjugp.numerics import cholesky, root_of
 from conjugp.sampling import Draws, Target
 
 _CHUNK_ELEMENTS = 2**22
@@ -197,7 +197,7 @@ class SampledModel:
             return A, torch.diag_embed(open_.sqrt())
         left = torch.stack([k(X, X) + t.mean_variance for k in kernels]) - A @ A.mT
         left += torch.diag_embed(1e-9 * prior)  # rounding of the difference
-        return A, torch.stack([cholesky(one)[0] for one in left])
+        return A, torch.stack([root_of(one) for one in left])
 
 
 def _inverse(L: Tensor) -> Tensor:

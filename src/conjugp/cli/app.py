@@ -19,6 +19,7 @@ from rich.table import Table as RichTable
 from typer.core import TyperGroup
 
 import conjugp
+from conjugp import files
 from conjugp.cli.tables import MissingPackageError, TableError
 from conjugp.files import FileFormatError
 
@@ -218,7 +219,7 @@ def check_output(
         with path.open("ab"):  # the only sure test, and it leaves a file as it is
             pass
         if not existed:
-            path.unlink()
+            files.target(path).unlink()
     except OSError as error:
         raise OSError(f"{option} {str(path)!r} cannot be written: {error.strerror}") from error
     return existed

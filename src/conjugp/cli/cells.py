@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 # In a column of numbers these stand for a value that is not there; text has only the empty cell.
 MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "?"})
 TRUTH = {"true": 1.0, "false": 0.0}
+# https://owasp.org/www-community/attacks/CSV_Injection; the last four are the wide forms.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 _WHOLE = re.compile(r"(0|-?[1-9][0-9]{0,17})\Z")
 _TIME = r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[ap]m)?(z| ?[+-]\d{2}:?\d{2})?"
@@ -124,6 +126,26 @@ def texts(column: NDArray[Any]) -> list[str | None]:
             for v in column.tolist()
         ]
     return [str(value) for value in column.tolist()]
+
+
+def _is_formula(cell: str) -> bool:
+    """Whether a spreadsheet would run a cell: it begins as a formula does and is no number."""
+    if not cell.startswith(_FORMULA):
+        return False
+    return all(number_in(cell, decimal) is None for decimal in ".,")
+
+
+def escaped(cell: str) -> str:
+    """A cell of a CSV file that no spreadsheet takes for a formula: an apostrophe comes first.
+
+    Also before one that has apostrophes already, so that `unescaped` gives back what there was.
+    """
+    return f"'{cell}" if _is_formula(cell.lstrip("'")) else cell
+
+
+def unescaped(cell: str) -> str:
+    """The cell that `escaped` was given."""
+    return cell[1:] if cell.startswith("'") and _is_formula(cell.lstrip("'")) else cell
 
 
 def whole_numbers(cells: list[str]) -> NDArray[np.int64] | None:

@@ -266,13 +266,16 @@ def choose_encoding(
     for name, role in ((weight, "--weight"), *((name, "--ignore") for name in ignore)):
         if name == target:
             raise TableError(f"{role} {target!r} is the target")
-    there = [*table.names, *table.skipped]
+    there = dict.fromkeys([*table.names, *table.skipped])
     for name in ignore:
         if name not in there:
-            raise TableError(f"--ignore: there is no column {name!r}{suggestion(name, there)}")
+            raise TableError(
+                f"--ignore: there is no column {name!r}{suggestion(name, list(there))}"
+            )
     if weight is not None:
         table.column(weight, "weight column")
-    kept = [name for name in table.names if name not in {target, weight, *ignore}]
+    others = {target, weight, *ignore}
+    kept = [name for name in table.names if name not in others]
     if not kept:
         raise TableError(f"there is no column besides the target {target!r} to learn from")
     choice = Categorical.parse(categorical, kept)

@@ -23,7 +23,7 @@ from conjugp.cli.app import (
     print_json,
     replaced,
 )
-from conjugp.cli.cells import texts
+from conjugp.cli.cells import escaped, texts
 from conjugp.cli.encoding import Encoding
 from conjugp.cli.models import load_model
 from conjugp.cli.settings import (
@@ -165,14 +165,14 @@ def _predictions(
 
 
 def _csv_text(columns: dict[str, NDArray[Any]]) -> str:
-    """A CSV table; numbers with all their digits."""
+    """A CSV table; numbers with all their digits, and text that spreadsheets do not run."""
     out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow(map(escaped, columns))
     cells = [
         column.tolist()
         if column.dtype.kind == "f"
-        else ["" if t is None else t for t in texts(column)]
+        else ["" if t is None else escaped(t) for t in texts(column)]
         for column in columns.values()
     ]
     writer.writerows(zip(*cells, strict=True))

@@ -8,6 +8,7 @@ import re
 import sys
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -16,6 +17,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from conjugp.cli.cells import unescaped
 
 CSV, PARQUET, NPZ = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".npz",)
 FORMATS = (*CSV, *PARQUET, *NPZ)
@@ -154,6 +157,9 @@ def read_csv(
         _append(columns, block)
     except csv.Error as error:
         raise TableError(f"{source}: line {reader.line_num} is not CSV ({error})") from error
+    if "'" in text:
+        header = [unescaped(name) for name in header]
+        columns = [[unescaped(cell) for cell in cells] for cells in columns]
     n_rows = len(columns[0])
     named = [
         (name or f"column {i}", cells)
@@ -185,10 +191,10 @@ def read_parquet(path: Path, skip: tuple = (), share: tuple[int, int] = (0, 1)) 
     found = _parquet(
         path, lambda file: file.read_row_groups(range(k, file.metadata.num_row_groups, n))
     )
-    columns = []
+    columns, left_out = [], set(skip)
     for name, column in zip(found.column_names, found.columns, strict=True):
         # What is left out may be of any type.
-        columns.append((name, column if name in skip else _from_arrow(name, column, path)))
+        columns.append((name, column if name in left_out else _from_arrow(name, column, path)))
     return _table(columns, found.num_rows, str(path), skip)
 
 
@@ -267,7 +273,7 @@ def read_npz(path: Path, skip: tuple = ()) -> Table:
 def _table(columns: list[tuple[str, Any]], n_rows: int, source: str, skip: tuple) -> Table:
     """Columns as a table; an error if it has no rows or a name twice."""
     names = [name for name, _ in columns]
-    twice = sorted({name for name in names if names.count(name) > 1}) if names else []
+    twice = sorted(name for name, n in Counter(names).items() if n > 1)
     if twice:
         raise TableError(
             f"{source}: {listed('column name', twice)} "
@@ -275,8 +281,9 @@ def _table(columns: list[tuple[str, Any]], n_rows: int, source: str, skip: tuple
         )
     if n_rows == 0:
         raise TableError(f"{source} has no rows{' below its header' if names else ''}")
-    kept = {name: column for name, column in columns if name not in skip}
-    return Table(kept, n_rows, skipped=tuple(name for name in names if name in skip))
+    left_out = set(skip)
+    kept = {name: column for name, column in columns if name not in left_out}
+    return Table(kept, n_rows, skipped=tuple(name for name in names if name in left_out))
 
 
 def _append(columns: list[list[str]], block: list[list[str]]) -> None:
