@@ -18,8 +18,10 @@ from conjugp.inference import svi
 from conjugp.kernels import RBF
 from conjugp.likelihoods._class_parts import Classes, Part, derivatives, tangent
 from conjugp.posterior import Posterior, marginals, moments
-from problems import BOUNDS, LIKELIHOOD, generator, random_posterior
+from problems import LIKELIHOOD, generator, random_posterior
 
+# Sums over classes; E[log p] is none, and has tests of its own below.
+BOUNDS = LIKELIHOOD.bounds[1:]
 CASES = [(bound, True) for bound in BOUNDS] + [("tight", False)]
 
 
@@ -255,6 +257,68 @@ def test_what_rows_keep():
     torch.testing.assert_close(kept.total, torch.tensor([1.0, 2.0, 0.5, 1.0, 1.0]))
     kept.update(torch.tensor([4, 0]), torch.tensor([2.0, 5.0]).double(), 1.0)
     torch.testing.assert_close(kept.total, torch.tensor([5.0, 2.0, 0.5, 1.0, 2.0]))
+
+
+@pytest.mark.parametrize("variance", [0.5, 5.0, 50.0])
+def test_tangents_of_the_exact_value(variance):
+    """By sampling: never above E[log p], above the tangents of `tight`, unbiased in the classes."""
+    C, k = 7, 3
+    y, m, _ = batch(6, C, seed=1)
+    v = torch.full_like(m, variance)
+    exact = LIKELIHOOD.expectation(y, m, v, "exact")
+    tau = LIKELIHOOD.total(m, v, "tight")
+    for factor in (0.8, 1.0, 1.5):
+        seen = Classes(torch.ones(C).double(), factor * tau, C + 1)  # as if there were more
+        e = LIKELIHOOD.terms(y, m, v, "exact", seen)
+        value = e.label + 1.0 - torch.log(factor * tau) - e.t.sum(1) / (factor * tau)
+        part = LIKELIHOOD.part(y, m, v, "exact", seen)
+        torch.testing.assert_close(part.value, value)
+        assert bool((value <= exact.value + 1e-9).all())
+        tight = LIKELIHOOD.part(y, m, v, "tight", seen).value
+        assert bool((value >= tight - 1e-9).all())
+        # A sample of the classes, each for C/k of them: the mean over all samples is the whole.
+        mean, subsets = torch.zeros_like(value), list(itertools.combinations(range(C), k))
+        for subset in subsets:
+            some = list(subset)
+            few = Classes(torch.full((k,), C / k).double(), factor * tau, C + 1)
+            t = LIKELIHOOD.terms(y * 0, m[:, some], v[:, some], "exact", few).t
+            mean += (t.sum(1) * C / k) / len(subsets)
+        torch.testing.assert_close(mean, e.t.sum(1), rtol=1e-9, atol=1e-9)
+    # At the best τ the tangent has lost little, and `best` leads there.
+    best = tau
+    for _ in range(30):
+        best = LIKELIHOOD.part(y, m, v, "exact", Classes(torch.ones(C).double(), best, C + 1)).total
+    at = LIKELIHOOD.part(y, m, v, "exact", Classes(torch.ones(C).double(), best, C + 1)).value
+    for factor in (0.97, 1.03):
+        near = Classes(torch.ones(C).double(), factor * best, C + 1)
+        assert bool((LIKELIHOOD.part(y, m, v, "exact", near).value <= at + 1e-9).all())
+    assert bool((at >= LIKELIHOOD.expectation(y, m, v, "tight").value - 1e-9).all())
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.4])
+def test_derivatives_of_an_exact_part(gain):
+    """By central differences at fixed τ; with all classes it is E[log p] itself."""
+    y, m, v = batch(5, 6)
+    weight = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 3.5]).double()
+    kept = torch.linspace(1.0, 3.0, 5).double()
+    found = LIKELIHOOD.part(y, m, v, "exact", Classes(weight, kept, 12, gain))
+    fresh = LIKELIHOOD.terms(y, m, v, "tight").t @ weight
+    fixed = Classes(weight, torch.lerp(kept, fresh, gain), 12)
+    for c in range(6):
+        h = torch.zeros(6).double()
+        h[c] = 1e-5
+        for of_v, d in ((False, found.dm), (True, found.dv)):
+            up, down = (
+                LIKELIHOOD.part(
+                    y, m + (0 if of_v else s * h), v + (s * h if of_v else 0), "exact", fixed
+                ).value
+                for s in (1, -1)
+            )
+            torch.testing.assert_close((up - down) / 2e-5, d[:, c], rtol=1e-5, atol=1e-7)
+    whole = LIKELIHOOD.part(y, m, v, "exact", Classes(torch.ones(6).double(), kept, 6))
+    full = LIKELIHOOD.expectation(y, m, v, "exact")
+    for a, b in ((whole.value, full.value), (whole.dm, full.dm), (whole.dv, full.dv)):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
 # --- steps --------------------------------------------------------------------------------------

@@ -169,6 +169,23 @@ def test_a_matrix_that_needs_more_jitter_is_left_to_the_readable_step():
     assert_same(slow, fast, 0.0)
 
 
+@pytest.mark.parametrize("kernel", [RBF(1.0, 3.0), Matern52((1.0, 1.0), 3.0)])
+def test_points_far_out_are_left_to_the_readable_step(kernel):
+    """Two points there, close to each other: r² of float32 would be anything from 0 to 100."""
+    data = weighted(80)
+    data.X[::4, 0] += 1e4
+    data = Data(data.X.float(), data.y, data.weight.float(), 3)
+    slow, fast = (make(data, kernel, Z=data.X[:12], learning_rate=0.02) for _ in range(2))
+    fast._start_fused(40)
+    assert fast._fused is not None and bool(fast._fused.far(Leaves(*fast._leaves)))
+    for _ in range(8):
+        elbos = [t._step(data.rows(0, 40), 2.0, 0.3, 0.02) for t in (slow, fast)]
+        assert elbos[0] == elbos[1]
+    assert_same(slow, fast, 0.0)
+    fast.state.step = 5
+    assert fast._round(Batches(data, 40, fast.generator, shuffled=False), range(2), None) is None
+
+
 def test_rates_so_wild_that_rounds_fail(monkeypatch):
     """Then every step is taken by itself, and the end is the same to the last bit."""
     data, ends, failed = weighted(120), [], []

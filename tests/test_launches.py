@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from conjugp import launches, numerics
+from conjugp.likelihoods._log_sum import QUICK, _window
 
 # What CUDA's library has and C++'s does not; precise where the formulas use it.
 SHIM = """
@@ -75,6 +76,35 @@ def test_moments(found):
 def test_log_sigmoid(found):
     m, v, out = found
     torch.testing.assert_close(out[6], numerics.expected_log_sigmoid(m, v), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.compiler
+def test_falls(tmp_path):
+    """By the quick rule, whose nodes they have, to what float32 holds."""
+    source, library = tmp_path / "k.cpp", tmp_path / "k.so"
+    shim = (
+        "#include <cmath>\nusing namespace std;\nfloat rsqrtf(float x) { return 1 / sqrtf(x); }\n"
+    )
+    loop = """
+    extern "C" void run(int n, double* m, double* v, double* t, double* o) {
+        for (int i = 0; i < n; ++i) falls<double>(m[i], v[i], t[i], o[3*i], o[3*i+1], o[3*i+2]);
+    }
+    """
+    source.write_text(shim + launches.FALLS + loop)
+    compiler = shutil.which("c++")
+    assert compiler is not None
+    subprocess.run([compiler, "-O1", "-shared", "-fPIC", source, "-o", library], check=True)
+    rng = np.random.default_rng(0)
+    n = 3000
+    v = 10 ** rng.uniform(-8, 4, n)
+    m = rng.standard_normal(n) * 10 ** rng.uniform(-1, 4, n)
+    t = np.maximum(rng.uniform(-6.0, 6.0, n) * (1.0 + np.sqrt(v)) - np.minimum(m, 0.0), -8.0)
+    out = np.zeros((n, 3))
+    pointers = (ctypes.c_void_p(x.ctypes.data) for x in (m, v, t, out))
+    ctypes.CDLL(str(library)).run(n, *pointers)
+    args = (torch.tensor(x).unsqueeze(-1) for x in (m, v, t))
+    for found, expected in zip(out.T, _window(*args, QUICK), strict=True):
+        assert float((torch.tensor(found) - expected.squeeze(-1)).abs().max()) < 1e-5
 
 
 def test_names_are_found():

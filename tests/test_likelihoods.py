@@ -230,13 +230,15 @@ def test_permuting_classes(likelihood, bound):
 
 @every_pair
 def test_float32(likelihood, bound):
-    """Within 1e-5 of float64, relative to the largest term."""
+    """Within 1e-5 of float64, relative to the largest term; E[log p] has a rougher rule there."""
     y, m, v = random_batch(200, 4, seed=3)
+    of_slopes = 1e-4 if bound == "exact" else 1e-5
     m, v = m.float(), v.float()
     low, high = (likelihood.site(y, m.to(d), v.to(d), bound) for d in (m.dtype, torch.float64))
     assert low.bound.dtype == low.potential.dtype == low.precision.dtype == torch.float32
-    for a, b in zip(low[:3], high[:3], strict=True):
-        assert bool(((a - b).abs() <= 1e-5 * (1 + b.abs())).all())
+    of_potential = of_slopes * (1 + m.abs().double()) if bound == "exact" else of_slopes
+    for a, b, tol in zip(low[:3], high[:3], (of_potential, of_slopes, 1e-5), strict=True):
+        assert bool(((a - b).abs() <= tol * (1 + b.abs())).all())
 
 
 @every_pair

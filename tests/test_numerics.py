@@ -19,6 +19,7 @@ from conjugp.numerics import (
     gamma_total,
     log_gamma_minus_entropy,
     logistic_moments,
+    root_of,
     tilt,
 )
 
@@ -204,6 +205,36 @@ class TestCholesky:
         with pytest.raises(NotPositiveDefiniteError, match="NaN"):
             cholesky(torch.full((3, 3), math.nan))
 
+    def test_float64_goes_on_before_the_jitter_grows(self):
+        x = torch.linspace(0, 1, 40, dtype=torch.float64)[:, None]
+        exact = torch.exp(-0.5 * (x - x.T) ** 2)
+        rough = (exact + 1e-3 * torch.eye(40).roll(1, 0)).float()
+        L, used = cholesky(rough, wide=lambda: exact)
+        assert used == 1e-4 and L.dtype == torch.float32
+        shift = 1e-4 * torch.eye(40, dtype=torch.float64)
+        torch.testing.assert_close((L @ L.T).double(), exact + shift, rtol=0, atol=1e-6)
+        assert cholesky(rough)[1] > 1e-4
+
+    def test_float64_is_not_asked_where_float32_will_do(self):
+        def wide():
+            raise AssertionError
+
+        K = torch.eye(3)
+        assert torch.equal(cholesky(K, wide=wide)[0], cholesky(K)[0])
+
+    def test_float64_is_differentiable(self):
+        x = torch.linspace(0, 1, 9, dtype=torch.float64).requires_grad_()
+
+        def matrix(x):
+            return torch.exp(-0.5 * (x[:, None] - x) ** 2)
+
+        indefinite = -torch.eye(9)
+        found = cholesky(indefinite, 1e-4, wide=lambda: matrix(x))[0].double().sum()
+        expected = cholesky(matrix(x), 1e-4)[0].sum()
+        torch.testing.assert_close(
+            *(torch.autograd.grad(value, x)[0] for value in (found, expected)), rtol=1e-6, atol=1e-6
+        )
+
     def test_differentiable(self):
         A = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         K = (A @ A.T + torch.eye(4, dtype=torch.float64)).requires_grad_()
@@ -212,3 +243,21 @@ class TestCholesky:
             return cholesky(0.5 * (k + k.T))[0]
 
         assert torch.autograd.gradcheck(factor, (K,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_root_of_a_covariance_of_rounding(dtype):
+    """A posterior far below its prior: differences of numbers that are equal but for rounding."""
+    g = torch.Generator().manual_seed(0)
+    low = torch.randn(40, 3, dtype=torch.float64, generator=g)
+    noise = torch.randn(40, 40, dtype=torch.float64, generator=g)
+    K = low @ low.T + 0.1 * (noise + noise.T)
+    L = root_of(K.to(dtype))
+    assert L.dtype == dtype
+    values, vectors = torch.linalg.eigh(K)
+    nearest = (vectors * values.clamp(min=0)) @ vectors.T
+    torch.testing.assert_close((L @ L.T).double(), nearest, rtol=0, atol=1e-4)
+    L = root_of(torch.zeros(3, 3, dtype=dtype))
+    assert torch.equal(L, torch.zeros(3, 3, dtype=dtype))
+    K = torch.eye(3, dtype=dtype)
+    torch.testing.assert_close(root_of(K) @ root_of(K).T, K, rtol=1e-3, atol=0)

@@ -7,7 +7,8 @@ import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from conjugp.features import Features, basis, features
-from conjugp.kernels import RBF, Linear, Matern32
+from conjugp.kernels import RBF, Linear, Matern32, Matern52
+from conjugp.numerics import NotPositiveDefiniteError
 from conjugp.posterior import Posterior, kl, marginals, moments, prior, pullback
 from problems import random_posterior
 
@@ -117,3 +118,49 @@ def test_an_indefinite_precision_is_refused():
     P = torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64)).unsqueeze(0)
     with pytest.raises(FloatingPointError, match="could not be factorised"):
         moments(Posterior(torch.zeros(1, 2, dtype=torch.float64), P))
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 2.0**30), (torch.float64, 2.0**60)])
+def test_what_the_data_say_nothing_of_stays_free(dtype, scale):
+    """Where float64 has lost the prior's identity too, and one coordinate is as it was."""
+    P = torch.eye(3, dtype=torch.float64)
+    P[:2, :2] += scale
+    q = moments(Posterior(torch.ones(1, 3, dtype=dtype), P.to(dtype).unsqueeze(0)))
+    S = (q.R[0].mT @ q.R[0]).double()
+    assert torch.isfinite(q.w).all() and torch.isfinite(S).all()
+    assert float(S[2, 2]) == pytest.approx(1.0, rel=1e-5)
+    both = torch.tensor([1.0, 1.0, 0.0]).double()
+    assert float(both @ S @ both) == pytest.approx(1 / scale, rel=1e-2)
+
+
+def test_a_precision_that_is_not_finite_is_refused():
+    P = torch.full((1, 2, 2), torch.nan)
+    with pytest.raises(FloatingPointError, match="could not be factorised"):
+        moments(Posterior(torch.zeros(1, 2), P))
+
+
+@pytest.mark.parametrize("kernel", [RBF(1.3, 2.0), Matern52(1.3, 2.0)])
+def test_a_basis_in_float32_of_points_with_a_long_tail(kernel):
+    """Far out and close to each other, and some of them equal: no digits are left in float32."""
+    g = torch.Generator().manual_seed(0)
+    Z = torch.randn(80, 3, generator=g)
+    Z[:, 0] = torch.where(Z[:, 0] > 0, 1e5, 0.0) + Z[:, 0]
+    Z = torch.cat([Z, Z[:20], Z[:20] + 1e-3]).requires_grad_()
+    b = basis([kernel], Z)
+    assert b.L_inv.dtype == torch.float32
+    (slope,) = torch.autograd.grad(features(b, Z[:5].detach()).A.square().sum(), Z)
+    assert torch.isfinite(slope).all()
+    wide, L_inv = Z.detach().double(), b.L_inv[0].detach().double()
+    K = kernel(wide, wide) + 2e-4 * torch.eye(120, dtype=torch.float64)
+    torch.testing.assert_close(
+        L_inv @ K @ L_inv.T, torch.eye(120, dtype=torch.float64), rtol=0, atol=5e-3
+    )
+
+
+def test_no_kernel_is_no_kernel_in_float64_either():
+    class Wrong(RBF):
+        def __call__(self, X, Z):
+            return -super().__call__(X, Z)
+
+    with pytest.raises(NotPositiveDefiniteError, match="not positive definite"):
+        basis([Wrong(1.0, 1.0)], torch.randn(5, 2))

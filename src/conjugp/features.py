@@ -35,8 +35,12 @@ def basis(
     kernels: Sequence[Kernel], Z: Tensor, jitter: float | None = None, kept: float = 1.0
 ) -> Basis:
     """Factorise K_ZZ = L Lᵀ for every kernel. Differentiable in kernels and Z."""
-    K = torch.stack([k(Z, Z) for k in kernels])
-    L, _ = cholesky(K, jitter)
+
+    def matrices(Z: Tensor) -> Tensor:
+        return torch.stack([k(Z, Z) for k in kernels])
+
+    # Of float64 rows the matrix has digits that one of float32 has not.
+    L, _ = cholesky(matrices(Z), jitter, wide=lambda: matrices(Z.double()))
     eye = torch.eye(len(Z), dtype=Z.dtype, device=Z.device)
     # With many right-hand sides a product with the explicit inverse beats a triangular solve.
     L_inv = torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False)

@@ -109,8 +109,13 @@ class Stationary(Kernel):
         return True
 
     def __call__(self, X: Tensor, Z: Tensor) -> Tensor:
-        expanded = _expanded(X, Z, self.parameter("lengthscale", X))
-        correlation = self.of_distance(_distances(*expanded, self.farthest, same=X is Z))
+        lengthscale = self.parameter("lengthscale", X)
+        expanded = _expanded(X, Z, lengthscale)
+        if _has_digits(*expanded[2:]):
+            r2 = _distances(*expanded, self.farthest, same=X is Z)
+        else:
+            r2 = _careful_distances(X, Z, lengthscale, self.farthest)
+        correlation = self.of_distance(r2)
         variance = self.parameter("variance", X)
         if correlation.requires_grad or variance.requires_grad:
             return correlation * variance
@@ -143,6 +148,8 @@ class RBF(Stationary):
     def __call__(self, X: Tensor, Z: Tensor) -> Tensor:
         # The default kernel has a fused version, tested equal to Stationary's.
         expanded = _expanded(X, Z, self.parameter("lengthscale", X))
+        if not _has_digits(*expanded[2:]):
+            return super().__call__(X, Z)
         return _FusedRBF.apply(*expanded, self.parameter("variance", X), self.farthest, X is Z)  # type: ignore
 
 
@@ -246,7 +253,8 @@ class Normalised(Kernel):
     def directions(self, X: Tensor) -> Tensor:
         """X (n, D) at unit length; a row of zeros stays one."""
         if self.units is not None:
-            X = X * torch.tensor(self.units, dtype=X.dtype, device=X.device)
+            # A common factor has no direction, and would overflow.
+            X = X * torch.tensor(self.units / self.units.max(), dtype=X.dtype, device=X.device)
         tiny = torch.finfo(X.dtype).tiny
         X = X / X.detach().abs().amax(1, keepdim=True).clamp_min(tiny)  # squares stay in range
         return X / X.norm(dim=1, keepdim=True).clamp_min(tiny)
@@ -334,7 +342,7 @@ def _expanded(X: Tensor, Z: Tensor, lengthscale: Tensor) -> tuple[Tensor, Tensor
     from the origin; distances do not depend on it, so neither does their gradient.
     """
     shift = Z.detach().mean(0)
-    weight = lengthscale.square().reciprocal().expand(X.shape[-1])
+    weight = lengthscale.pow(-2).expand(X.shape[-1])
     U, W = X - shift, Z - shift
     x2, z2 = U.square() @ weight, W.square() @ weight
     if X.requires_grad and not Z.requires_grad:
@@ -355,12 +363,62 @@ def _distances(
     return r2.clamp_(torch.finfo(r2.dtype).tiny, farthest)
 
 
+# Squared scaled norms up to which the distances between points are good to 1e-4, and to 1e-7.
+MOST_SQUARE = {torch.float32: 1e3, torch.float64: 1e9}
+_HUGE = 1e36  # beyond this products of float32 may overflow
+_CAREFUL = 2**17  # distances in float64 at a time
+
+
+def _has_digits(x2: Tensor, z2: Tensor) -> bool:
+    """Whether distances between points of squared norms x2 (n,) and z2 (m,) keep their digits.
+
+    They do if one of the two is small: a point far beyond all of the others is as far from them.
+    """
+    if not len(x2) or not len(z2):
+        return True
+    most, x, z = MOST_SQUARE[x2.dtype], x2.max().item(), z2.max().item()
+    return (x <= most and z <= _HUGE) or (z <= most and x <= _HUGE)
+
+
+def _careful_distances(X: Tensor, Z: Tensor, lengthscale: Tensor, farthest: float) -> Tensor:
+    """`_distances` in float64, for features of long tails.
+
+    Those for which that is not enough are subtracted one by one: values close to each other have
+    an exact difference.
+    """
+    x, z, lengths = X.double(), Z.double(), lengthscale.double().expand(X.shape[-1])
+    shift, weight = z.detach().mean(0), lengths.pow(-2)
+    U, W = (x - shift) / lengths, (z - shift) / lengths
+    most = torch.maximum(U.detach().abs().amax(0), W.detach().abs().amax(0)).square()
+    far = ~(most <= MOST_SQUARE[torch.float64] / len(most))
+    U, W, one_by_one = U[:, ~far], W[:, ~far], far.nonzero().squeeze(1).tolist()
+    u2, w2, limits, parts = (
+        U.square().sum(1, keepdim=True),
+        W.square().sum(1),
+        torch.finfo(X.dtype),
+        [],
+    )
+    size = max(1, _CAREFUL // len(z))
+    for a, a2, b in zip(U.split(size), u2.split(size), x.split(size), strict=True):
+        r2 = torch.addmm(w2, a, W.T, alpha=-2.0).add_(a2)
+        for d in one_by_one:
+            gap = b[:, d : d + 1] - z[:, d]
+            r2 = r2.addcmul_(gap * weight[d], gap)
+        parts.append(r2.clamp_(limits.tiny, min(farthest, limits.max)).to(X.dtype))
+    r2 = torch.cat(parts)
+    return r2.fill_diagonal_(limits.tiny) if X is Z else r2
+
+
 class _FusedRBF(torch.autograd.Function):
     """variance · exp(−r²/2) with its gradient by hand, which makes fewer passes over (n, m)."""
 
     @staticmethod
     def forward(ctx: Any, U, W, x2, z2, variance, farthest, same):
-        K = _distances(U, W, x2, z2, farthest, same=same).mul_(-0.5).exp_().mul_(variance)
+        # −r²/2 at once, which is one pass less than r².
+        K = torch.addmm(-0.5 * z2, U, W.T).add_((-0.5 * x2).unsqueeze(1))
+        if same:
+            K.fill_diagonal_(0.0)
+        K.clamp_(-0.5 * farthest, 0.0).exp_().mul_(variance)
         ctx.save_for_backward(U, W, variance, K)
         return K
 

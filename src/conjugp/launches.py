@@ -128,6 +128,64 @@ T log_sigmoid_sums(T m, T v, T lane) {
 }
 """
 
+# 1 − F and its derivatives in m and v by `likelihoods._log_sum`'s quick rule, with nodes around −t.
+# Where t is large, and with it −m, only their sum counts: the rest is float32.
+FALLS = """
+template <typename T>
+void falls(T m, T v, T t, T& fall, T& dm, T& dv) {
+    float s0 = 0, s1 = 0, s2 = 0;
+    if (v < T(0.06)) {
+        const float nodes[3] = {0.0f, 1.3556261799742657f, 2.8569700138728056f};
+        const float weights[3] = {0.5333333333333333f, 0.22207592200561266f, 0.011257411327720691f};
+        const float sd = sqrtf(float(v));
+        for (int k = -2; k <= 2; ++k) {
+            const float z = nodes[k < 0 ? -k : k] * (k < 0 ? -1.0f : 1.0f);
+            const float w = weights[k < 0 ? -k : k];
+            const float f = float(m) + sd * z;
+            const float e = expf(f > 0 ? -f : f);
+            const float rest = f > 0 ? e / (1.0f + e) : 1.0f / (1.0f + e);
+            const float log_scaled = (f > 0 ? float(t) : float(m + t) + sd * z) - log1pf(e);
+            const float scaled = expf(log_scaled > 50.0f ? 50.0f : log_scaled);
+            const float bump = scaled * expf(-scaled) * rest;
+            s0 -= w * expm1f(-scaled);
+            s1 += w * bump;
+            s2 += w * bump * (rest * (2.0f - scaled) - 1.0f);
+        }
+        fall = s0;
+        dm = s1;
+        dv = 0.5f * s2;
+    } else {
+        const float h = v < T(0.25) ? 0.3f : 0.6f;
+        const float inverse = rsqrtf(float(v));
+        const float top = t < T(4.5) ? 12.5f : 3.5f - float(t);
+        const int low = int(floorf((-float(t) - 16.0f) / h));
+        const int high = int(ceilf(top / h));
+        const T shifted = m - T(h) * low;
+        float total = 0;
+        for (int k = 0; k <= high - low; ++k) {
+            const float x = h * (low + k);
+            const float e = expf(x > 0 ? -x : x);
+            const float soft = log1pf(e);
+            const float up = float(t + T(h) * (low + k) * (x > 0 ? 0 : 1)) - soft;
+            const float down = (x > 0 ? -x : 0.0f) - soft;
+            float w = expf(up + down - expf(up > 50.0f ? 50.0f : up));
+            w = k ? w : w / (1.0f - expf(-h));
+            const float z = (float(shifted) - h * k) * inverse;
+            const float density = w * expf(-0.5f * z * z);
+            total += w;
+            s0 += w * 0.5f * erfcf(-0.7071067811865476f * z);
+            s1 += density;
+            s2 += density * z;
+        }
+        const float lambda = expf(t > T(50) ? 50.0f : float(t));
+        const float norm = -expm1f(-lambda) / total;
+        fall = norm * s0;
+        dm = norm * s1 * inverse * 0.3989422804014327f;
+        dv = norm * s2 * inverse * inverse * -0.19947114020071635f;
+    }
+}
+"""
+
 
 def serves(x: Tensor) -> bool:
     """Whether x is where these can run."""
@@ -148,6 +206,17 @@ def _log_sigmoid() -> Callable[..., Tensor]:
 @lru_cache(maxsize=4)
 def _lanes(device: torch.device, n_dims: int) -> Tensor:
     return torch.arange(LANES, dtype=torch.float64, device=device).view(-1, *[1] * n_dims)
+
+
+@lru_cache(maxsize=1)
+def _falls() -> Callable[..., tuple[Tensor, ...]]:
+    return torch.cuda.jiterator._create_multi_output_jit_fn(FALLS, num_outputs=3)
+
+
+def falls(m: Tensor, v: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`_log_sum._window` at m, v and t, which broadcast, float64 on a GPU."""
+    fall, dm, dv = _falls()(m, v, t)
+    return fall, dm, dv
 
 
 def logistic_moments(m: Tensor, v: Tensor) -> tuple[Tensor, ...]:

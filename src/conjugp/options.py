@@ -58,7 +58,8 @@ class FitOptions(BaseEstimator):
     min_step : float, default=0.05
         ... until they reach this size.
     kernel_prior : float, default=1.0
-        Strength, in nats, of a Gaussian prior on the log kernel parameters around their start.
+        Strength, in nats, of a Gaussian prior on the log kernel parameters, and on prior means
+        that are learned, around their start.
     hold_out : float, default=0.1
         Share of the training rows that choose kernel and temperature before they are trained on.
     jitter : float or None, default=None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from conjugp.features import Features
-from conjugp.numerics import cholesky, inverse_factors
+from conjugp.numerics import inverse_factors
 
 
 class Posterior(NamedTuple):
@@ -47,16 +47,29 @@ def moments(q: Posterior) -> Moments:
     h, eye = q.h, torch.eye(M, dtype=q.P.dtype, device=q.P.device)
     inverse_factors(q.P, R, info, eye)
     if bool(info.any()):
-        if q.P.dtype == torch.float64:
-            raise FloatingPointError(
-                "the posterior precision could not be factorised; lower the kernel variance or "
-                "the sample weights"
-            )
-        # Rounding has swallowed the prior's identity: wider numbers alone do not bring it back.
-        L, h = cholesky(q.P.double(), jitter=0.0)[0], h.double()
-        R = torch.linalg.solve_triangular(L, eye.double().expand_as(L), upper=False)
+        h, eye = h.double(), eye.double()
+        R = torch.linalg.solve_triangular(_factor(q.P), eye.expand_as(R), upper=False)
     w = (R.mT @ (R @ h.unsqueeze(-1))).squeeze(-1)
     return Moments(w.to(q.h.dtype), R.to(q.h.dtype))
+
+
+def _factor(P: Tensor) -> Tensor:
+    """L of P (C, M, M) in float64, where rounding has swallowed the prior's identity.
+
+    Rounding is relative to the diagonal, entry by entry, and so is the jitter that makes up for
+    it: coordinates that the data say little of stay as free as they can.
+    """
+    relative, wide = torch.finfo(P.dtype).eps, P.double()
+    diagonal = torch.diag_embed(torch.diagonal(wide, dim1=-2, dim2=-1))
+    while relative < 0.1:
+        L, info = torch.linalg.cholesky_ex(wide + relative * diagonal)
+        if not bool(info.any()):
+            return L
+        relative *= 10
+    raise FloatingPointError(
+        "the posterior precision could not be factorised; lower the kernel variance or "
+        "the sample weights"
+    )
 
 
 def project(R: Tensor, A: Tensor) -> Tensor:

@@ -61,11 +61,18 @@ def _normal_draws(method: str, n: int, dim: int, seed: int) -> Tensor:
     return sobol_normals(n, dim, seed)
 
 
-def apply_temperature(p: Tensor, temperature: float) -> Tensor:
-    """p^{1/T}, normalised over the last axis, in logs and float64; never changes the order (P6)."""
+def apply_temperature(p: Tensor, temperature: float, shares: Tensor | None = None) -> Tensor:
+    """p^{1/T}, normalised over the last axis, in logs and float64 (P6).
+
+    With T above 1 and the classes' shares π (C,) it is π (p/π)^{1/T}: who knows nothing says how
+    frequent the classes are, not that all are alike.
+    """
     if not temperature > 0.0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     p = p.double()
     if temperature == 1.0:
         return p
-    return torch.softmax(torch.log(p) / temperature, -1)
+    log_p = torch.log(p) / temperature
+    if shares is not None and temperature > 1.0:
+        log_p += (1.0 - 1.0 / temperature) * torch.log(shares.to(log_p))
+    return torch.softmax(log_p, -1)

@@ -157,10 +157,9 @@ def evaluate(
     """One pass over a batch and rows of the classes themselves; q and mean are theirs (C2, C4)."""
     m, v, W = marginals(q, batch.features)
     m = m + mean
-    terms = likelihood.terms(classes.y, m, v, bound)
-    part = put_together(
-        classes.y, terms, bound, Classes(classes.weight, batch.total, n_classes, gain)
-    )
+    seen = Classes(classes.weight, batch.total, n_classes, gain)
+    terms = likelihood.terms(classes.y, m, v, bound, seen)
+    part = put_together(classes.y, terms, bound, seen)
     # The site of a class knows nothing of the others it stands for in a sum.
     s = _statistics(batch, *derivatives(classes.y, terms, part.slope), m, mean)
     s = add([s, _own_statistics(q, likelihood, bound, n_classes, mean, own)])

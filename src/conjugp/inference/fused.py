@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from conjugp.inference.passes import KINDS, Passes, plain
-from conjugp.kernels import Kernel
+from conjugp.kernels import MOST_SQUARE, Kernel
 from conjugp.likelihoods.base import Likelihood
 from conjugp.likelihoods.logistic_softmax import LogisticSoftmax
 from conjugp.numerics import FIRST_JITTER, inverse_factors
@@ -161,6 +161,14 @@ class FusedStep:
         return Found(sites.r.T @ A, P, sites.bound, found, solved.kl, failed)
 
     @torch.no_grad()
+    def far(self, leaves: Leaves) -> Tensor:
+        """Whether an inducing point is so far out that distances to it lose their digits, ()."""
+        theta, Z, _ = leaves
+        Z = Z if self.shift is None else Z - self.shift
+        z2 = Z.square() @ _weight(theta).expand(Z.shape[1])
+        return ~(z2.amax() <= MOST_SQUARE[Z.dtype])
+
+    @torch.no_grad()
     def update(self, q: Posterior, found: Found, rho: float) -> None:
         """Natural-gradient step q <- (1 - rho) q + rho q*, in place (Q4)."""
         q.h.lerp_(found.h, rho)
@@ -239,11 +247,16 @@ class FusedStep:
         return d_theta, d_Z if self.learned.Z else None
 
 
+def _weight(theta: Tensor) -> Tensor:
+    """1/ℓ², (D,) or (1,)."""
+    return torch.exp(-2.0 * theta[0, :-1].clamp(-LOG_BOUND, LOG_BOUND))
+
+
 def _shift(leaves: Leaves) -> Tensor | None:
     """What to subtract from all rows: x² - 2xz + z² loses digits if they are far from zero."""
     theta, Z = leaves.theta.detach(), leaves.Z.detach()
     shift, spread = Z.mean(0), Z.var(0, correction=0)
     excess = shift.square() - 4.0 * spread
-    weight = torch.exp(-2.0 * theta[0, :-1].clamp(-LOG_BOUND, LOG_BOUND))
+    weight = _weight(theta)
     # Working units have a spread of one.
     return None if bool(((excess <= 1.0).all()) & ((weight * excess).sum() <= 1.0)) else shift

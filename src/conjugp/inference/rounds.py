@@ -1,9 +1,9 @@
 """Many fused steps in a row on a GPU, which is told all of them at once and asked at the end.
 
 A whole step is captured as a graph, one for each size of batch, and replayed. What differs
-from step to step stands in tables on the device. A step whose matrices could not be factorised or
-whose ELBO is not finite, and all after it, change nothing there; that is read with the ELBOs, once
-a round.
+from step to step stands in tables on the device. A step whose matrices could not be factorised,
+whose distances lack digits or whose ELBO is not finite, and all after it, change nothing there;
+that is read with the ELBOs, once a round.
 """
 
 from __future__ import annotations
@@ -41,14 +41,16 @@ class Rounds:
         rows: tuple[Tensor, Tensor, Tensor],
         limit: int,
         gradients: bool,
-        prior: tuple[Tensor, float],
+        starts: tuple[Tensor, Tensor],
+        strength: float,
         factors: tuple[float, ...],
     ) -> None:
-        """`rows`: X, y and weights; `limit`: the longest round; `prior`: where theta is held.
+        """`rows`: X, y and weights; `limit`: the longest round; `factors`: of Adam's rate, by leaf.
 
-        `factors`: of Adam's rate, for every leaf.
+        `starts`: where theta and prior means are held, with a `strength`.
         """
-        self.step, self.rows, self.gradients, self.prior = step, rows, gradients, prior
+        self.step, self.rows, self.gradients = step, rows, gradients
+        self.starts, self.strength = starts, strength
         self.q = Posterior(q.h.clone(), q.P.clone())
         # What is learned stands in one piece: Adam is then a handful of launches, not one for each.
         self._moving = [i for i, moves in enumerate(step.learned) if moves and gradients]
@@ -126,16 +128,17 @@ class Rounds:
         scale, rho, rate, correction = numbers.to(self.leaves.Z.dtype).unbind()
         index = self._starts.index_select(0, self._at) + torch.arange(size, device=scale.device)
         X, y, weight = (x.index_select(0, index) for x in self.rows)
+        far = self.step.far(self.leaves)
         found = self.step.evaluate(self.leaves, self.q, X, y, weight * scale, self.gradients)
         elbo = (found.bound - found.kl).double()
-        self._good.logical_and_(elbo.isfinite() & (found.failed == 0))
+        self._good.logical_and_(elbo.isfinite() & (found.failed == 0) & ~far)
         self._elbos.index_copy_(0, self._at, elbo.view(1))
         self._at.add_(1)
 
         def put(x: Tensor, new: Tensor) -> None:
             torch.where(self._good, new, x, out=x)
 
-        (h, P), prior = self.q, self.prior
+        h, P = self.q
         put(h, torch.lerp(h, found.h, rho))
         new = torch.lerp(P, found.P.transpose(0, 1), rho)
         torch.diagonal(new, dim1=1, dim2=2).add_(rho)
@@ -143,8 +146,10 @@ class Rounds:
         if not self._moving:
             return
         gradients = list(found.gradients)
-        if gradients[0] is not None and prior[1]:
-            gradients[0] = gradients[0].add(self.leaves.theta - prior[0], alpha=prior[1])
+        for i, start in zip((0, 2), self.starts, strict=True):
+            g = gradients[i]
+            if g is not None and self.strength:
+                gradients[i] = g.add(self.leaves[i] - start, alpha=self.strength)
         g = torch.cat([x.view(-1) for x in gradients if x is not None])
         first = torch.lerp(self._first, g, 1 - beta1)
         second = torch.addcmul(beta2 * self._second, g, g, value=1 - beta2)

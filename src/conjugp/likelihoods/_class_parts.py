@@ -39,6 +39,9 @@ class Terms(NamedTuple):
     t: Tensor  # (B, K)
     t_dm: Tensor  # (B, K)
     t_dv: Tensor | None  # (B, K), None for zero
+    # Where t depends on where the tangent touches: that τ (B,), and which would have been best.
+    tau: Tensor | None = None
+    best: Tensor | None = None
 
 
 class Part(NamedTuple):
@@ -69,12 +72,14 @@ def part(y: Tensor, e: Terms, bound: str, batch: Classes) -> Part:
     total = e.t @ weight
     # With all classes here the tangent is taken where it touches.
     gain = 1.0 if len(weight) == batch.n_classes else batch.gain
-    tau = total if gain == 1.0 else torch.lerp(batch.total.to(total), total, gain)
+    tau = e.tau
+    if tau is None:
+        tau = total if gain == 1.0 else torch.lerp(batch.total.to(total), total, gain)
     f, slope = tangent(tau, bound, batch.n_classes)
     value = e.label + (f + slope * (tau - total)).to(e.label.dtype)
     slope = slope.to(e.t.dtype).unsqueeze(1)
     dm, dv = derivatives(y, e, slope * weight)
-    return Part(value, dm, dv, total, slope)
+    return Part(value, dm, dv, total if e.best is None else e.best, slope)
 
 
 def derivatives(y: Tensor, e: Terms, slope: Tensor) -> tuple[Tensor, Tensor]:

@@ -83,6 +83,10 @@ class Likelihood(ABC):
         """Where a prior mean that is to be learned starts."""
         return 0.0
 
+    def start_means(self, shares: Tensor) -> Tensor:
+        """The same for classes that have these shares of the rows (C,), if that is known."""
+        return torch.full_like(shares, self.start_mean(len(shares)))
+
     def learned(self, y: Tensor, m: Tensor, v: Tensor, weight: Tensor) -> Likelihood:
         """The likelihood with parameters of its own fitted to weighted rows at N(m, v)."""
         return self

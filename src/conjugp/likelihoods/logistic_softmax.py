@@ -1,4 +1,4 @@
-"""p(y = k | f) = σ(f_k) / Σ_c σ(f_c), in three lower bounds (docs/math.md)."""
+"""p(y = k | f) = σ(f_k) / Σ_c σ(f_c): E[log p] itself and three lower bounds (docs/math.md)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from torch.nn.functional import logsigmoid, one_hot
 
 from conjugp.likelihoods._class_parts import Classes, Part, Terms, part, tangent
 from conjugp.likelihoods._lambda_integral import lambda_entropy
+from conjugp.likelihoods._log_sum import (
+    LogSum,
+    expected_log_sum,
+    log_expected_sum,
+    tangent_sums,
+)
 from conjugp.likelihoods._many_classes import predictive
 from conjugp.likelihoods.base import Expectation, Likelihood
 from conjugp.numerics import (
+    LogisticTails,
     Tilt,
     expected_log_sigmoid,
     gamma_total,
@@ -35,21 +42,26 @@ _MAX_LOG_GAMMA = 80.0
 class LogisticSoftmax(Likelihood):
     """The logistic-softmax likelihood (M2).
 
-    Its bounds, tightest first: ``"tight"`` (B8), ``"collapsed"`` (B3), ``"augmented"`` (B7).
+    ``"exact"`` is E[log p] itself (B11); its bounds are, tightest first, ``"tight"`` (B8),
+    ``"collapsed"`` (B3) and ``"augmented"`` (B7).
     """
 
     name: ClassVar[str] = "logistic-softmax"
-    bounds: ClassVar[tuple[str, ...]] = ("tight", "collapsed", "augmented")
+    bounds: ClassVar[tuple[str, ...]] = ("exact", "tight", "collapsed", "augmented")
     conjugate: ClassVar[tuple[str, ...]] = ("collapsed", "augmented")
     class_parts: ClassVar[bool] = True
 
     def expectation(self, y: Tensor, m: Tensor, v: Tensor, bound: str) -> Expectation:
-        """One of the three bounds (B3, B7, B8)."""
-        return {"tight": _tight, "collapsed": _collapsed, "augmented": _augmented}[bound](y, m, v)
+        """E[log p] or one of the three bounds (B3, B7, B8, B11)."""
+        return _EXPECTATIONS[bound](y, m, v)
 
     def start_mean(self, n_classes: int) -> float:
         """Where all classes are alike, the sum of σ(f) is then about one."""
         return -math.log(max(n_classes - 1, 1))
+
+    def start_means(self, shares: Tensor) -> Tensor:
+        """σ of the means are the shares."""
+        return torch.logit(shares)
 
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         """log p(y | f): y (B,), f (..., B, C) -> (..., B) (M2)."""
@@ -74,8 +86,12 @@ class LogisticSoftmax(Likelihood):
         return float(self.total(m, torch.full_like(m, variance), bound))
 
     def total(self, m: Tensor, v: Tensor, bound: str) -> Tensor:
-        """The sum over classes that a bound's normaliser is a function of: (B, K) -> (B,) (C2)."""
-        log_t = logistic_moments(m, v).log_mean if bound == "tight" else tilt(m, v).log_rest
+        """The sum over classes that a bound's normaliser is a function of: (B, K) -> (B,) (C2).
+
+        For ``"exact"``, which has none, that of ``"tight"``: near it its tangents touch (C5).
+        """
+        by_sigma = bound in ("exact", "tight")
+        log_t = logistic_moments(m, v).log_mean if by_sigma else tilt(m, v).log_rest
         return torch.exp(log_t).sum(-1)
 
     def shortfall(self, kept: Tensor, total: Tensor, bound: str, n_classes: int) -> Tensor:
@@ -84,21 +100,26 @@ class LogisticSoftmax(Likelihood):
         value, slope = tangent(kept, bound, n_classes)
         return best - value - slope * (kept - total).double()
 
-    def terms(self, y: Tensor, m: Tensor, v: Tensor | None, bound: str) -> Terms:
-        """What the bound is made of, for some of the classes; no v is v = 0 (C2)."""
+    def terms(
+        self, y: Tensor, m: Tensor, v: Tensor | None, bound: str, batch: Classes | None = None
+    ) -> Terms:
+        """What the bound is made of, for some of the classes; no v is v = 0 (C2).
+
+        That of ``"exact"`` depends on the `batch`, whose tangent it is (C5).
+        """
         if v is None:
             s, own = torch.sigmoid(m), _of_label(m, y)
             return Terms(
                 logsigmoid(own), torch.sigmoid(-own), own.new_zeros(()), s, s * (1 - s), None
             )
-        if bound == "tight":
+        if bound in ("exact", "tight"):
             e = logistic_moments(m, v)
             scale = torch.exp(e.log_scale)
             label = expected_log_sigmoid(_of_label(m, y), _of_label(v, y))
             d_label = _of_label(e.complement, y), -0.5 * _of_label(e.slope * scale, y)
-            return Terms(
-                label, *d_label, torch.exp(e.log_mean), e.slope * scale, 0.5 * e.curvature * scale
-            )
+            sums = (torch.exp(e.log_mean), e.slope * scale, 0.5 * e.curvature * scale)
+            found = Terms(label, *d_label, *sums)
+            return found if bound == "tight" else _with_tangent(found, m, v, batch)
         s, own = tilt(m, v), _of_label(m, y).double()
         tau = _of_label(s.tau, y)
         return Terms(
@@ -113,7 +134,7 @@ class LogisticSoftmax(Likelihood):
     def part(self, y: Tensor, m: Tensor, v: Tensor | None, bound: str, batch: Classes) -> Part:
         """The bound from some of the classes; y are positions among them, no v is v = 0 (C2)."""
         # Without variances all bounds are log p.
-        return part(y, self.terms(y, m, v, bound), "tight" if v is None else bound, batch)
+        return part(y, self.terms(y, m, v, bound, batch), "tight" if v is None else bound, batch)
 
     def integral(self, m: Tensor, v: Tensor) -> Tensor:
         """E[p(· | f)] under N(m, v) by one-dimensional integrals: (B, C), float64 (P1, P8)."""
@@ -132,24 +153,47 @@ def _of_label(x: Tensor, y: Tensor) -> Tensor:
     return x.gather(-1, y[:, None]).squeeze(-1)
 
 
+def _exact(y: Tensor, m: Tensor, v: Tensor) -> Expectation:
+    """E[log p] (B11, B12)."""
+    index = y.unsqueeze(-1)
+    e = logistic_tails(m.gather(-1, index), v.gather(-1, index))
+    return _of_sum(y, m, v, e, expected_log_sum(m, v))
+
+
 def _tight(y: Tensor, m: Tensor, v: Tensor) -> Expectation:
     """The tight bound (B8, B9)."""
-    e, sign = logistic_tails(m, v), -torch.sgn(m).double()
-    # Relative to the largest tail, or to 1 where a class is above zero: T may be too small to hold.
-    log_unit = torch.mul(e.log_scale, sign + 1.0).amax(-1, keepdim=True).mul_(0.5)
-    unit = torch.exp(e.log_scale - log_unit)
-    # E[σ] is ½ + sign·(tail − ½): above zero the tail is that of 1 − σ.
-    total = (e.mean * unit).sub_(0.5).mul_(sign).sum(-1, keepdim=True).add_(0.5 * m.shape[-1])
-    share = unit.div_(total)
+    e, index = logistic_tails(m, v), y.unsqueeze(-1)
+    label = LogisticTails(*(x.gather(-1, index) for x in e))
+    return _of_sum(y, m, v, label, log_expected_sum(m, v, e))
+
+
+def _of_sum(y: Tensor, m: Tensor, v: Tensor, e: LogisticTails, total: LogSum) -> Expectation:
+    """E[log σ(f_y)], its tails e (B, 1), less what stands for E[log Σσ] and is overwritten."""
     index = y.unsqueeze(-1)
-    log_scale, tail, slope, side = (x.gather(-1, index) for x in (*e[:3], sign))
-    scale = torch.exp(log_scale)
-    complement = torch.where(side < 0, scale * tail, 1.0 - scale * tail)
-    dm = (e.slope * share).neg_().scatter_add_(-1, index, complement)
-    precision = (e.curvature * share).mul_(sign).scatter_add_(-1, index, slope * scale)
-    log_t = log_unit.add_(torch.log(total)).squeeze(-1)
-    bound = expected_log_sigmoid(_of_label(m, y), _of_label(v, y)) - log_t
-    return Expectation(bound, dm, precision.mul_(-0.5))
+    scale = torch.exp(e.log_scale)
+    tail = scale * e.mean
+    complement = torch.where(m.gather(-1, index) > 0, tail, 1.0 - tail)
+    dm = total.dm.neg_().scatter_add_(-1, index, complement)
+    dv = total.dv.neg_().scatter_add_(-1, index, -0.5 * e.slope * scale)
+    value = expected_log_sigmoid(_of_label(m, y), _of_label(v, y)) - total.value
+    return Expectation(value, dm, dv)
+
+
+def _with_tangent(e: Terms, m: Tensor, v: Tensor, batch: Classes | None) -> Terms:
+    """The terms of ``"tight"`` as those of a tangent on E[log p] (C5)."""
+    assert batch is not None
+    weight = batch.weight.double()
+    if len(weight) == batch.n_classes:
+        # All classes are here: the sums such that the "tangent" is the value itself.
+        whole = expected_log_sum(m, v)
+        tau = torch.exp(whole.value)
+        t = tau.unsqueeze(1) / batch.n_classes
+        dm, dv = (tau.unsqueeze(1) * x for x in (whole.dm, whole.dv))
+        return Terms(*e[:3], t.expand_as(e.t), dm, dv, tau, e.t.sum(1))
+    # Not below any class here: the tangent would be steep, and say little.
+    tau = torch.lerp(batch.total.double(), e.t @ weight, batch.gain).maximum(e.t.amax(1))
+    t, dm, dv, u = tangent_sums(m, v, tau, e.t)
+    return Terms(*e[:3], t, dm, dv, tau, u @ weight)
 
 
 def _collapsed(y: Tensor, m: Tensor, v: Tensor) -> Expectation:
@@ -185,3 +229,11 @@ def _polya_gamma(y: Tensor, m: Tensor, s: Tilt, log_gamma: Tensor, bound: Tensor
     # ∂bound/∂m = potential − precision·m, in logs because γ may be huge where 1 + m·tau is tiny.
     dm = 0.5 * (label * (1.0 - m.double() * s.tau) - torch.exp(log_gamma + s.log_slope))
     return Expectation(bound, dm, -0.5 * precision)
+
+
+_EXPECTATIONS = {
+    "exact": _exact,
+    "tight": _tight,
+    "collapsed": _collapsed,
+    "augmented": _augmented,
+}

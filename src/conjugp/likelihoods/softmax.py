@@ -30,6 +30,10 @@ class Softmax(Likelihood):
     name: ClassVar[str] = "softmax"
     bounds: ClassVar[tuple[str, ...]] = ("tight", "jensen")
 
+    def start_means(self, shares: Tensor) -> Tensor:
+        """The softmax of the means are the shares."""
+        return torch.log(shares) + math.log(len(shares))
+
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         """log p(y | f): y (B,), f (..., B, C) -> (..., B)."""
         log_p = torch.log_softmax(f, -1)
