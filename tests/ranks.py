@@ -128,6 +128,17 @@ def alone(rank: int, size: int, folder: Path) -> Found:
     return told(clf.fit(X, y))
 
 
+def weights_of_another_scale(rank: int, size: int, folder: Path) -> Found:
+    """On one rank they would do: it is the mean over all rows that is said, and by rank 0."""
+    X, y = blobs(60)
+    mine, weight = own(60, rank, size), np.where(own(60, 0, 2), 0.5, 0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        GPClassifier(max_epochs=2, random_state=0).fit(X[mine], y[mine], weight[mine])
+    texts = [str(w.message) for w in caught]
+    return {"said": [text for text in texts if "sample_weight" in text]}
+
+
 def _error(work: Callable[[], Any]) -> Found:
     try:
         work()
@@ -193,7 +204,7 @@ def main(rank: int, size: int, folder: Path) -> None:
         world_size=size,
         timeout=datetime.timedelta(seconds=60),
     )
-    for work in [*SAME, local_steps, alone, *ERRORS, lost]:
+    for work in [*SAME, local_steps, alone, weights_of_another_scale, *ERRORS, lost]:
         found = work(rank, size, folder)
         (folder / f"{work.__name__}.{rank}").write_bytes(pickle.dumps(found))
 

@@ -12,7 +12,11 @@ from pathlib import Path
 from urllib.error import URLError
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
+
+from brute import expected_log_prob
 
 BENCH = Path(__file__).parents[1] / "bench"
 ENTRIES = {
@@ -31,10 +35,15 @@ ENTRIES = {
     "gpu": {"device", "warm_up_seconds"},
     "optimiser": {"device", "nll"},
     "conditional_variance": {"nll"},
+    "robust": {"cases", "passed", "wrong", "seconds", "median_gain"},
+    "truth": {"n_train", "n_test", "n_features", "n_classes", "lengthscale", "variances"},
     "default_fit": {"seconds", "profiled_seconds", "product_seconds", "ratio", "spent"},
 }
 CONTEST = {"target_nll", "error", "peer_seconds", "ratio", "wanted", "only_worse", "passed"}
 CONTEST |= {"conjugp_settings", "conjugp_seconds", "conjugp_nll"}
+TRUTH = {"nll", "error", "passed", "log_evidence"}
+KNOWN = dict.fromkeys(TRUTH, 0.0)
+BOUND = {"gap", "nll", "elbo", "n_iter", "converged", "seconds"}
 POINT = {"seconds", "error", "nll", "ece"}
 
 
@@ -51,7 +60,7 @@ def script(monkeypatch):
 
 
 SCRIPTS = "data sources record clock contestants compare quality small gibbs soak throughput step"
-SCRIPTS += " soak_ranks scaling gpu optimiser default_fit"
+SCRIPTS += " soak_ranks scaling gpu optimiser default_fit robust truth"
 
 
 @pytest.mark.parametrize("name", SCRIPTS.split())
@@ -456,6 +465,280 @@ def test_a_step_is_measured(script, monkeypatch):
     assert found["speed_up"] == found["readable"]["ms"] / found["fused"]["ms"]
 
 
+def test_sets_at_hand_are_cases(script, monkeypatch, tmp_path):
+    robust = script("robust")
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((50, 2)), np.arange(50) % 2
+    np.savez(tmp_path / "whole.npz", X=X, y=y)
+    parts = {"X_train": X[:30], "X_test": X[30:], "y_train": y[:30], "y_test": y[30:]}
+    np.savez(tmp_path / "split.npz", **parts)
+    (tmp_path / "tables").mkdir()
+    table = pd.DataFrame({"a": X[:, 0], "b": np.where(y == 0, "x", None), "c": np.arange(50)})
+    table.loc[:4, "a"] = np.nan
+    table = table.assign(target=np.where(y == 0, "no", "yes"), is_test=np.arange(50) >= 40)
+    table.to_parquet(tmp_path / "tables" / "people.parquet")
+    monkeypatch.setenv("CONJUGP_DATA", str(tmp_path))
+    paths = {Path(name).stem: Path(name) for name in robust.sets_at_hand()}
+    assert list(paths) == ["split", "people", "whole"]
+    found = {name: robust.from_file(path) for name, path in paths.items()}
+    assert [len(found[name].y_train) for name in paths] == [30, 40, 35]
+    assert np.array_equal(np.sort(found["split"].X_test, 0), np.sort(X[30:], 0))
+    people = found["people"]
+    # a, c, whether a is missing, and two levels of b.
+    assert people.X_train.shape == (40, 5) and set(people.y_test) == {"no", "yes"}
+    assert np.isfinite(people.X_train).all() and people.X_train[:, 2].sum() == 5
+
+
+def test_robustness_is_measured_and_goes_on_after_a_stop(script, monkeypatch, tmp_path, capsys):
+    robust = script("robust")
+    done = {"description": "x", "base": 0.5, "nll": 0.4, "wrong": "", "seconds": 1.0}
+    journal = tmp_path / "robust.jsonl"
+    lines = [{"name": "3", **done}, {"name": "4", **done, "wrong": "NLL 0.9, frequencies 0.5"}]
+    journal.write_text("\n".join(map(json.dumps, lines)) + "\n{half a line")
+    monkeypatch.delenv("CONJUGP_DATA", raising=False)
+    asked = ["robust", "--first", "3", "--cases", "2", "--jobs", "1"]
+    monkeypatch.setattr(sys, "argv", [*asked, "--output", str(tmp_path / "robust.json")])
+    assert robust.main() == 1 and not journal.exists()
+    kept = json.loads((tmp_path / "robust.json").read_text())["sets"]["random"]
+    assert kept["cases"] == 2 and kept["wrong"] == {"4": "x: NLL 0.9, frequencies 0.5"}
+    assert "2 cases, 1 wrong" in capsys.readouterr().out
+    found = robust.work("3")
+    assert found["wrong"] == "" and found["nll"] <= robust.allowed(found["base"])
+    monkeypatch.setattr(robust, "nll", lambda *_: 1 / 0)
+    assert robust.work("3")["wrong"].startswith("ZeroDivisionError")
+
+
+def test_tables_are_named_where_they_are_missing(script, monkeypatch, tmp_path):
+    data = script("data")
+    monkeypatch.setenv("CONJUGP_DATA", str(tmp_path))
+    with pytest.raises(data.MissingDataError, match=r"titanic\.parquet is missing: CONJUGP_DATA"):
+        data.load_table("titanic")
+    monkeypatch.delenv("CONJUGP_DATA")
+    with pytest.raises(data.MissingDataError, match=r"CONJUGP_DATA.*tables/titanic\.parquet"):
+        data.load_table("titanic")
+
+
+def test_tables_become_standardised_numbers(script, monkeypatch, tmp_path):
+    truth, rng = script("truth"), np.random.default_rng(0)
+    table = pd.DataFrame({"Age": rng.normal(40, 9, 500), "Sex": rng.choice(["f", "m"], 500)})
+    table["Name"] = [f"n{i}" for i in range(500)]
+    table["target"] = np.where(table["Sex"] == "f", "1", "0")
+    table.loc[::7, "Age"], table.loc[::9, "Sex"] = None, None
+    (tmp_path / "tables").mkdir()
+    table.assign(Ticket="a", Cabin="b").to_parquet(tmp_path / "tables" / "titanic.parquet")
+    monkeypatch.setenv("CONJUGP_DATA", str(tmp_path))
+    found = truth.problem("titanic")
+    assert found.X_train.shape == (300, 3) and found.X_test.shape == (200, 3)
+    np.testing.assert_allclose(found.X_train.mean(0), 0, atol=1e-12)
+    order = np.random.default_rng(0).permutation(500)
+    rows = table.iloc[order[:300]].reset_index()
+    numbers = rows["Age"].to_numpy()
+    expected = (numbers - np.nanmean(numbers)) / np.nanstd(numbers)
+    np.testing.assert_allclose(found.X_train[:, 0], np.nan_to_num(expected), atol=1e-12)
+    # Two columns of dummies; a row without a category has neither.
+    for column, name in ((1, "f"), (2, "m")):
+        high = found.X_train[:, column].max()
+        np.testing.assert_array_equal(found.X_train[:, column] == high, rows["Sex"] == name)
+    np.testing.assert_array_equal(found.y_train, rows["target"] == "1")
+
+
+@pytest.fixture
+def short(script, monkeypatch):
+    """The comparison with the exact posterior on a few rows, with small samples."""
+    truth, data = script("truth"), script("data")
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((30, 2)), np.arange(30) % 3
+    X += 1.5 * np.eye(3)[y, :2]
+    few = data.Split(X[:21], y[:21], X[21:], y[21:])
+    monkeypatch.setattr(truth, "problem", lambda name: few)
+    for name in ("N_POPULATIONS", "GIBBS_CHAINS"):
+        monkeypatch.setattr(truth, name, 2)
+    for name in ("GIBBS_WARMUP", "GIBBS_DRAWS"):
+        monkeypatch.setattr(truth, name, 100)
+    monkeypatch.setattr(truth, "VARIANCES", (10.0, 100.0))
+    return truth, few
+
+
+def test_pieces_are_kept_and_go_on(short, monkeypatch, tmp_path):
+    truth, data = short
+    k = truth.kernel(data, 1.0)
+    whole = truth.gibbs(data, k, 0, tmp_path / "a")["proba"]
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(truth.GibbsGPClassifier, "predict_proba", stopped)
+        truth.gibbs(data, k, 0, tmp_path / "b")
+    assert [path.suffix for path in (tmp_path / "b").iterdir()] == [".state"]
+    with monkeypatch.context() as patch:
+        patch.setattr("conjugp.chains._stretch", None)  # all sweeps are in the file
+        np.testing.assert_array_equal(truth.gibbs(data, k, 0, tmp_path / "b")["proba"], whole)
+    assert [path.suffix for path in (tmp_path / "b").iterdir()] == [".npz"]
+    found = truth.annealed(data, k, 0, tmp_path / "b")
+    for name in ("GibbsGPClassifier", "population"):
+        monkeypatch.setattr(truth, name, None)
+    np.testing.assert_array_equal(truth.gibbs(data, k, 0, tmp_path / "b")["proba"], whole)
+    again = truth.annealed(data, k, 0, tmp_path / "b")
+    np.testing.assert_array_equal(again["proba"], found["proba"])
+    assert again["log_evidence"] == found["log_evidence"]
+
+
+def test_pieces_are_known_by_all_they_depend_on(short):
+    truth, data = short
+    k = truth.kernel(data, 1.0)
+    names = [truth.digest(data, k, *settings) for settings in ((1, 0), (1, 1), (2, 0))]
+    names += [truth.digest(data, k, *truth.SETTINGS, 0)]
+    names += [truth.digest(data, truth.kernel(data, 2.0), 1, 0)]
+    names += [truth.digest(data, truth.RBF(k.lengthscale + 1e-9, 1.0), 1, 0)]
+    for field in ("X_train", "y_train", "X_test"):
+        other = data._replace(**{field: getattr(data, field)[::-1]})
+        names.append(truth.digest(other, k, 1, 0))
+    assert len(set(names)) == len(names)
+
+
+def test_the_error_of_pieces_is_that_of_their_mean(script):
+    truth, rng = script("truth"), np.random.default_rng(0)
+    two = rng.standard_normal((2, 5, 3))
+    mean, error = truth.together([{"proba": p} for p in two])
+    np.testing.assert_allclose(mean, two.mean(0))
+    assert error == pytest.approx(np.abs(two[0] - two[1]).mean() / 2)
+    # The mean of eight standard normals is 1/√8 · √(2/π) from zero on average.
+    _, error = truth.together([{"proba": p} for p in rng.standard_normal((8, 4000, 3))])
+    assert error == pytest.approx(math.sqrt(2 / math.pi / 8), rel=0.02)
+
+
+def test_populations_have_the_posterior_and_its_evidence(script, monkeypatch):
+    """Against draws from the prior with the likelihood for a weight; one input has two rows."""
+    annealing, gibbs = script("annealing"), script("gibbs")
+    X, y = np.array([[0.0], [1.0], [1.0], [2.5]]), np.array([0, 1, 1, 2])
+    posterior = gibbs.target(X, y, gibbs.RBF(1.0, 20.0))
+    L = torch.tensor(posterior.fields[0].field.L)
+    g = torch.randn(400_000, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    likelihood, index = gibbs.LogisticSoftmax(), torch.tensor(posterior.data.index)
+
+    def at_rows(g):
+        return (g @ L.T)[..., index].mT
+
+    def seen(g):
+        p = likelihood.prob(at_rows(g)).flatten(1)
+        return torch.cat([g.flatten(1), g.flatten(1) ** 2, p], 1)
+
+    weight = likelihood.log_prob(torch.tensor(y), at_rows(g)).sum(1)
+    log_evidence = float(torch.logsumexp(weight, 0)) - math.log(len(g))
+    weight = torch.softmax(weight, 0)
+    expected = weight @ seen(g)
+    monkeypatch.setattr(annealing, "N_CHAINS", 500)
+    found = [annealing.population(posterior, seed) for seed in range(6)]
+    means = torch.stack([seen(torch.tensor(g)).mean(0) for g, _ in found])
+    noise = (means.var(0) / len(means) + weight.square() @ (seen(g) - expected).square()).sqrt()
+    assert ((means.mean(0) - expected) / noise).abs().max() < 4.5
+    evidence = np.array([one for _, one in found])
+    assert abs(evidence.mean() - log_evidence) < 4 * evidence.std(ddof=1) / math.sqrt(6) + 0.01
+    assert evidence.std() < 0.2
+
+
+def test_populations_are_drawn_anew_in_proportion(script):
+    annealing = script("annealing")
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.tensor([0.1, 0.0, 0.65, 0.25], dtype=torch.float64)
+    found = torch.stack([annealing.drawn_anew(weight, generator) for _ in range(4000)])
+    counts = (found[..., None] == torch.arange(4)).sum(1)
+    assert ((counts - 4 * weight).abs() < 1).all()  # never further off than by rounding
+    torch.testing.assert_close(counts.double().mean(0), 4 * weight, rtol=0, atol=0.04)
+    value = torch.linspace(-50, 0, 100, dtype=torch.float64)
+    rise = annealing.furthest(value, 1.0)
+    even = torch.softmax(rise * value, 0)
+    assert 1 / even.square().sum() / 100 == pytest.approx(annealing.EVEN, rel=1e-6)
+    assert annealing.furthest(value, 1e-3) == 1e-3
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_the_sampled_bound_is_the_expected_log_likelihood(script, n_classes):
+    truth = script("truth")
+    sampled, rng = truth.Sampled(), np.random.default_rng(1)
+    m, v = rng.normal(0, 2, (20, n_classes)), rng.uniform(0.1, 9, (20, n_classes))
+    y = torch.tensor(rng.integers(n_classes, size=20))
+    mean, variance = (torch.tensor(a, requires_grad=True) for a in (m, v))
+    site = sampled.site(y, mean, variance)
+    exact = [expected_log_prob(sampled, int(y[i]), m[i], v[i]) for i in range(20)]
+    assert np.abs(site.bound.detach().numpy() - exact).max() < 0.02
+    # The derivatives are those of the average itself.
+    dm, dv = torch.autograd.grad(site.bound.sum(), (mean, variance))
+    for given, slope, h in ((mean, dm, 1e-5), (variance, dv, 1e-6)):
+        for c in range(n_classes):
+            step = torch.zeros_like(given)
+            step[:, c] = h
+            ends = [
+                sampled.site(y, *((x + sign * step if x is given else x) for x in (mean, variance)))
+                for sign in (1, -1)
+            ]
+            rise = (ends[0].bound - ends[1].bound).detach() / (2 * h)
+            torch.testing.assert_close(slope[:, c], rise, rtol=1e-5, atol=1e-7)
+
+
+def test_fits_are_compared_with_the_exact_posterior(short, monkeypatch, tmp_path, capsys):
+    truth, _ = short
+    output, page = tmp_path / "truth.json", tmp_path / "page.md"
+    monkeypatch.setattr(sys, "argv", ["truth.py", "wine", "--output", str(output)])
+    sys.argv += ["--pieces", str(tmp_path / "pieces")]
+    truth.main()
+    entry = json.loads(output.read_text())["sets"]["wine"]
+    assert entry.keys() >= ENTRIES["truth"]
+    found = entry["variances"]["10"]
+    assert found["truth"].keys() == TRUTH
+    assert found["gibbs"].keys() == {"gap", "nll", "error"}
+    assert "gibbs" not in entry["variances"]["100"]
+    assert list(found["fits"]) == [*truth.LogisticSoftmax.bounds, "mc"]
+    for one in found["fits"].values():
+        assert one.keys() == BOUND and one["converged"]
+        assert one["elbo"] < found["truth"]["log_evidence"] + 0.3  # which has an error of its own
+    gaps = {name: one["gap"] for name, one in found["fits"].items()}
+    assert abs(gaps["mc"] - gaps["exact"]) < 0.001 and gaps["mc"] < 0.5 * gaps["augmented"]
+    assert found["gibbs"]["gap"] < 3 * (found["gibbs"]["error"] + found["truth"]["error"])
+    printed = capsys.readouterr().out
+    for score in truth.SCORES:
+        assert truth.table({"wine": entry}, score) in printed
+    heads = [truth.table({"wine": entry}, score).splitlines()[:2] for score in truth.ON_PAGE]
+    page.write_text("\n\n".join("\n".join(head) for head in heads) + "\n")
+    sys.argv += ["--page", str(page)]
+    truth.main()
+    assert page.read_text().count("| Wine | 10 |") == 2
+    row = truth.table({"wine": entry}).splitlines()[2].split(" | ")
+    assert row[2:5] == [
+        f"{x:.4f}" for x in (found["truth"]["error"], found["gibbs"]["gap"], gaps["exact"])
+    ]
+
+
+def test_a_set_whose_table_is_missing_is_left_out(short, monkeypatch, tmp_path, capsys):
+    truth, few = short
+
+    def problem(name):
+        if name != "wine":
+            raise truth.MissingDataError(f"no {name}.parquet")
+        return few
+
+    monkeypatch.setattr(truth, "problem", problem)
+    monkeypatch.setattr(truth, "cell", lambda *_: {"truth": KNOWN, "fits": {}})
+    arguments = ["truth.py", "--output", str(tmp_path / "a.json"), "--pieces", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    truth.main()
+    assert "titanic is left out: no titanic.parquet" in capsys.readouterr().out
+    assert list(json.loads((tmp_path / "a.json").read_text())["sets"]) == ["wine"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "iris"])
+    with pytest.raises(SystemExit):
+        truth.main()
+
+
+def test_the_page_shows_the_stored_tables(script):
+    truth = script("truth")
+    sets = json.loads((BENCH / "results" / "truth.json").read_text(encoding="utf-8"))["sets"]
+    assert sets.keys() == truth.TITLES.keys()
+    page = (BENCH.parent / "docs" / "examples" / "paper.md").read_text(encoding="utf-8")
+    for score in truth.ON_PAGE:
+        assert truth.table(sets, score) in page
+
+
 def test_results_are_as_documented():
     for path in (BENCH / "results").glob("*.json"):
         for entry in json.loads(path.read_text())["sets"].values():
@@ -472,6 +755,10 @@ def test_results_are_as_documented():
             if path.stem == "tuning":
                 for peer in entry["peers"].values():
                     assert peer["settings"] in [run["settings"] for run in peer["runs"]]
+            if path.stem == "truth":
+                for found in entry["variances"].values():
+                    assert TRUTH == found["truth"].keys() and found["truth"]["passed"]
+                    assert all(BOUND <= one.keys() for one in found["fits"].values())
             if path.stem == "quality":
                 assert entry["passed"].keys() == entry["targets"].keys()
                 own = entry["models"]["GPClassifier"]

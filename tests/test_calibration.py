@@ -18,7 +18,8 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from conjugp.calibration import (
-    LOG_BOUND,
+    LOG_LEAST,
+    LOG_MOST,
     PRIOR_SD,
     VARIANCE_SCALES,
     TemperatureScaled,
@@ -78,8 +79,27 @@ def test_it_minimises_the_loss_it_says():
         return float(-(weight @ q.log())) + 0.5 * (math.log(t) / PRIOR_SD) ** 2
 
     assert loss == pytest.approx(direct(t), rel=1e-10)
-    grid = [direct(math.exp(x)) for x in np.linspace(-LOG_BOUND, LOG_BOUND, 400)]
+    grid = [direct(math.exp(x)) for x in np.linspace(LOG_LEAST, LOG_MOST, 600)]
     assert loss <= min(grid) + 1e-8
+
+
+def test_heat_leads_to_the_shares_of_the_classes():
+    """π (p/π)^{1/T} where T is above 1, as before below; noise is told the shares."""
+    p, y = labelled(400, 1.0)
+    shares = torch.tensor([0.7, 0.2, 0.1]).double()
+    hot = apply_temperature(p[:, :3] / p[:, :3].sum(1, keepdim=True), 1e9, shares)
+    torch.testing.assert_close(hot, shares.expand_as(hot), rtol=1e-6, atol=1e-6)
+    q = p[:, :3] / p[:, :3].sum(1, keepdim=True)
+    direct = shares * (q / shares) ** 0.25
+    torch.testing.assert_close(
+        apply_temperature(q, 4.0, shares), direct / direct.sum(1, keepdim=True)
+    )
+    assert torch.equal(apply_temperature(q, 0.5, shares), apply_temperature(q, 0.5))
+    noise = torch.multinomial(shares.expand(400, 3), 1, generator=torch.Generator().manual_seed(0))
+    t, _ = fit_temperature(q, noise[:, 0], ones(y), shares)
+    found = apply_temperature(q, t, shares).gather(1, noise).log().mean()
+    best = shares[noise].log().mean()
+    assert t > 3.0 and -found < -1.05 * best + 0.02
 
 
 def test_weights_are_copies():
@@ -103,7 +123,7 @@ def test_bounded_and_order_preserving(seed, n, sharpness, weight):
     p = torch.softmax(sharpness * torch.tensor(rng.standard_normal((n, 3))), 1)
     y = torch.tensor(rng.integers(0, 3, n))
     t, loss = fit_temperature(p, y, torch.full((n,), weight, dtype=torch.float64))
-    assert 1 / 8 <= t <= 8 and math.isfinite(loss)
+    assert 1 / 8 <= t <= 1000 and math.isfinite(loss)
     hot = apply_temperature(p, t)
     clear = p.topk(2).values.diff().abs()[:, 0] > 1e-12
     assert torch.equal(hot.argmax(1)[clear], p.argmax(1)[clear])

@@ -519,9 +519,11 @@ def test_every_bound(bound):
 
 
 def test_the_tightest_bound_is_the_default_and_the_highest():
-    elbo = {b: fixed(bound=b, tol=1e-6).fit(X, y).elbo_ for b in (None, "tight", "collapsed")}
-    elbo["augmented"] = fixed(bound="augmented", tol=1e-6).fit(X, y).elbo_
-    assert elbo[None] == elbo["tight"] > elbo["collapsed"] >= elbo["augmented"] - 1e-6
+    elbo = {b: fixed(bound=b, tol=1e-6).fit(X, y).elbo_ for b in (None, "exact", "tight")}
+    assert elbo[None] == elbo["exact"] > elbo["tight"]
+    for b in ("collapsed", "augmented"):
+        elbo[b] = fixed(bound=b, tol=1e-6).fit(X, y).elbo_
+    assert elbo["tight"] > elbo["collapsed"] >= elbo["augmented"] - 1e-6
 
 
 @pytest.mark.parametrize("covariance", ["full", "shared", "diagonal", "auto"])
@@ -714,5 +716,5 @@ def test_any_data_is_fitted_or_refused(case, kind):
     assert np.isfinite(p).all()
     np.testing.assert_allclose(p.sum(1), 1.0, atol=1e-12)
     assert np.isfinite(clf.elbo_) and np.isfinite(clf.inducing_points_).all()
-    assert 1 / 8 <= clf.temperature_ <= 8
+    assert 1 / 8 <= clf.temperature_ <= 1000
     assert set(clf.predict(A)) <= set(b)

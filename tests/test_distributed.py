@@ -76,6 +76,12 @@ def test_not_in_the_group(found, tmp_path):
         np.testing.assert_allclose(one["proba"], expected["proba"], atol=1e-8)
 
 
+def test_weights_of_another_scale(found, tmp_path):
+    alone = ranks.weights_of_another_scale(0, 1, tmp_path)["said"]
+    assert len(alone) == 1 and "averages 0.2333" in alone[0]
+    assert [one["said"] for one in found["weights_of_another_scale"]] == [alone, []]
+
+
 @pytest.mark.parametrize(
     "name, parts",
     [

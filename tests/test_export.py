@@ -78,7 +78,8 @@ def classifier(
     clf = GPClassifier(likelihood=likelihood)
     clf.classes_ = np.arange(C)
     clf._fitted = SimpleNamespace(  # type: ignore[assignment]
-        model=Model(likelihood, likelihood.bounds[0], kernels, *arrays, covariance)
+        model=Model(likelihood, likelihood.bounds[0], kernels, *arrays, covariance),
+        shares=torch.arange(1.0, C + 1.0, dtype=torch.float64) / (C * (C + 1) / 2),
     )
     clf._scaling = Scaling(SHIFT, SCALE)
     clf.temperature_, clf.variance_scale_ = temperature, variance_scale
@@ -119,6 +120,16 @@ def path(tmp_path):
 
 def test_every_kernel(path, kernel):
     assert compare(classifier(kernel=kernel), path, inputs(20)) < PRECISE
+
+
+@pytest.mark.parametrize("kind", [RBF, Matern32])
+def test_a_feature_of_a_long_tail(path, kind):
+    clf, X = classifier(kernel=kind((0.7, 1.3, 2e-7), 4.0)), inputs(20)
+    clf.inducing_points_[5:] += SCALE * [0.0, 0.0, 1e4]
+    model = clf._fitted.model
+    model.Z[5:, 2] += 1e4
+    X = np.concatenate([X, clf.inducing_points_[3:8] + 0.1 * SCALE * [1.0, 1.0, 1e-7]])
+    assert compare(clf, path, X) < PRECISE
 
 
 @pytest.mark.parametrize("variance_scale", [0.0, 0.1, 1.0])

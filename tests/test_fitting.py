@@ -20,7 +20,7 @@ import conjugp
 from conjugp import FitOptions, GPClassifier
 from conjugp import decoupled as decoupled_module
 from conjugp.calibration import VARIANCE_SCALES, fit_calibration
-from conjugp.data import Data
+from conjugp.data import Data, class_shares
 from conjugp.features import basis, features
 from conjugp.fitting.base import (
     FOLDS,
@@ -34,6 +34,7 @@ from conjugp.fitting.coupled import CoupledFit, kernel_rate
 from conjugp.fitting.kernel import KernelChoice, cache_bytes
 from conjugp.inference.svi import clamp
 from conjugp.kernels import RBF, Matern52, Normalised
+from conjugp.likelihoods import get_likelihood
 from conjugp.model import coupled
 from conjugp.posterior import Posterior, marginals, moments
 from conjugp.progress import ProgressBar
@@ -59,8 +60,9 @@ def test_folds(counts, seed):
     times = torch.stack(masks).sum(0) if masks else torch.zeros(len(data.y))
     for c, count in enumerate(counts):
         rows = data.y == c
-        # Every row of a class that can spare one is predicted once, the others never.
-        assert (times[rows] == (1 if count >= 3 else 0)).all()
+        # Every row is predicted once, but for those of a class that is copies of one or two.
+        copies = count < 3 and float(data.mass[c]) >= 3.0
+        assert (times[rows] == (0 if copies or data.n < FOLDS else 1)).all()
         if count >= 3:
             assert all(int((rows & ~mask).sum()) >= count - -(-count // FOLDS) for mask in masks)
 
@@ -129,6 +131,83 @@ def test_overconfidence_is_cooled_and_underconfidence_sharpened():
 def test_classes_too_rare_for_a_fold_leave_the_temperature_alone():
     clf = fixed(temperature="auto").fit(X[:4], [0, 0, 1, 1])
     assert clf.temperature_ == 1.0
+
+
+# --- optima that tell nothing --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bound", ["collapsed", "augmented"])
+def test_the_better_of_two_optima(bound, monkeypatch):
+    """With a kernel variance of 100 q starts in the corner; the informed optimum is higher."""
+    A, b = load_wine(return_X_y=True)
+    A = (A - A.mean(0)) / A.std(0)
+    how = {"bound": bound, "learn_hyperparameters": False, "prior_mean": 0.0, "n_inducing": None}
+    how |= {"covariance": "full", "temperature": None, "random_state": 0}
+
+    def fit(variance: float) -> tuple[GPClassifier, float]:
+        clf = GPClassifier(RBF(4.7, variance), **how).fit(A[::2], b[::2])
+        p = clf.predict_proba(A[1::2])
+        return clf, float(-np.log(p[np.arange(len(p)), b[1::2]]).mean())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        clf, loss = fit(100.0)
+    assert loss < 0.25
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="says next to nothing"):
+        patch.setattr(CoupledFit, "_better_optimum", lambda self, result, *_: result)
+        corner, flat = fit(100.0)
+    assert flat > 1.0 and clf.elbo_ > corner.elbo_ + 2.0
+    # Where the corner is the higher one it stays, and says what it is.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        with pytest.warns(UserWarning, match=f"bound='{bound}' says next to nothing.*'exact'"):
+            assert fit(1e4)[1] > 1.0
+
+
+def test_prior_means_start_at_the_shares_of_the_classes():
+    """With one more row of each class; σ, or the softmax, of them are the shares."""
+    data = labelled([30, 9, 1], 0)._replace(weight=torch.ones(40).double())
+    shares = class_shares(data)
+    torch.testing.assert_close(shares, torch.tensor([31.0, 10.0, 2.0]).double() / 43)
+    for name in ("logistic-softmax", "softmax"):
+        like = get_likelihood(name)
+        mean = like.start_means(shares)
+        torch.testing.assert_close(like.prob(mean[None])[0], shares)
+    # Equal rows are one row here, of their weight; weights of no scale are none of many rows.
+    light = data._replace(weight=torch.full((40,), 1e-3).double())
+    torch.testing.assert_close(class_shares(light), shares)
+
+
+# --- noise ---------------------------------------------------------------------------------------
+
+
+@quiet
+@pytest.mark.parametrize(
+    ("n", "n_features", "n_classes"), [(50, 5, 25), (120, 3, 2), (100, 150, 2), (400, 4, 3)]
+)
+def test_labels_that_are_noise_are_told_so(n, n_features, n_classes):
+    """Not more than 5 % and .02 nats above the shares of the training rows."""
+    rng = np.random.default_rng(n)
+    A, b = rng.standard_normal((n + 1000, n_features)), rng.integers(n_classes, size=n + 1000)
+    clf = GPClassifier(random_state=0).fit(A[:n], b[:n])
+    known = np.isin(b[n:], clf.classes_)
+    p = clf.predict_proba(A[n:][known])
+    label = np.searchsorted(clf.classes_, b[n:][known])
+    count = np.bincount(np.searchsorted(clf.classes_, b[:n])) + 1.0
+    base = -np.log((count / count.sum())[label]).mean()
+    assert -np.log(p[np.arange(len(p)), label]).mean() < 1.05 * base + 0.02
+
+
+def test_more_dummies_than_rows():
+    """A kernel of as many lengthscales as that is learned again without the fold's labels."""
+    rng = np.random.default_rng(1)
+    A = (rng.random((1100, 200)) < 0.05) * 1.0
+    b = (A[:, :10].sum(1) + 0.3 * rng.standard_normal(1100) > 0.5).astype(int)
+    clf = GPClassifier(random_state=0).fit(A[:100], b[:100])
+    p = clf.predict_proba(A[100:])[np.arange(1000), b[100:]]
+    share = (np.bincount(b[:100]) + 1) / 102
+    assert -np.log(p).mean() < 1.05 * -np.log(share[b[100:]]).mean() + 0.02
+    assert clf.temperature_ > 0.8
 
 
 # --- what is reported ----------------------------------------------------------------------------
@@ -430,7 +509,8 @@ def test_rows_held_out_are_taken_in_by_one_step(changes, monkeypatch):
     model = coupled(state, plan.likelihood, plan.bound)
     m, v = model.latent(held.X)
     scales = (1.0,) if kept == 1.0 else SCALES
-    found = fit_calibration(plan.likelihood, m, v, held.y, held.weight, scales)
+    shares = class_shares(Data(torch.tensor(A), torch.tensor(labels), torch.tensor(weight), 3))
+    found = fit_calibration(plan.likelihood, m, v, held.y, held.weight, scales, shares)
     assert calibration.temperature == pytest.approx(found.temperature, rel=1e-4)
     assert calibration.variance_scale == found.variance_scale
     assert clf.temperature_ == calibration.temperature

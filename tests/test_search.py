@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 import torch
 
 from conjugp.data import Data
+from conjugp.decoupled import MeanSettings
 from conjugp.inducing import by_class
 from conjugp.kernels import RBF, Normalised
-from conjugp.search import TIE, Candidate, class_centres, rescaled, search
-from problems import generator
+from conjugp.search import TIE, Candidate, class_centres, held_out_loss, rescaled, search
+from problems import LIKELIHOOD, blobs, generator
 
 FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0)
 
@@ -85,3 +87,32 @@ def test_centres_are_found_in_the_metric_of_the_kernel():
     U = sphere.directions(doubled.X)
     gaps = torch.cdist(sphere.directions(Z), U).amin(1)
     assert len(Z) <= 30 and float(gaps.max()) < 1e-6
+
+
+class Wrong(RBF):
+    """No kernel at all."""
+
+    def __call__(self, X, Z):
+        return -super().__call__(X, Z)
+
+
+class Overflowing(RBF):
+    """One whose values leave the range."""
+
+    def __call__(self, X, Z):
+        return super().__call__(X, Z) * (torch.inf if X is not Z else 1.0)
+
+
+@pytest.mark.parametrize("kind", [Wrong, Overflowing])
+def test_a_kernel_that_fails_loses(kind):
+    data = blobs(60, 3)
+    settings = MeanSettings(LIKELIHOOD, "tight", n_epochs=2, batch_size=20)
+
+    def loss(kernel: RBF) -> float:
+        rows = data.rows(0, 40), data.rows(40, None)
+        return held_out_loss(kernel, *rows, torch.zeros(3).double(), 10, settings, 0)
+
+    starts = [("wrong", kind([1.0, 1.0], 1.0)), ("right", RBF([1.0, 1.0], 1.0))]
+    found, seen = run(starts, loss)
+    assert type(found.kernel) is RBF and math.isfinite(found.loss)
+    assert {c.loss for c in seen if type(c.kernel) is kind} == {math.inf}

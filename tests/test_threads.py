@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from conjugp import FitOptions, GPClassifier
 from conjugp.numerics import inverse_factors
-from conjugp.threads import SMALL, shared
+from conjugp.threads import FEW_ROWS, SMALL, for_rows, shared
 
 
 @pytest.fixture(autouse=True)
@@ -121,3 +122,47 @@ def test_inverse_factors(n, order, dtype):
     expected = torch.tensor(np.linalg.inv(np.linalg.cholesky(P[good].double().numpy()))).to(dtype)
     tol = 1e-5 if dtype == torch.float32 else 1e-13
     torch.testing.assert_close(R[good], expected, rtol=tol, atol=tol)
+
+
+# --- fits to few rows -----------------------------------------------------------------------------
+
+
+def test_a_fit_to_few_rows_has_one_thread():
+    """And leaves as many as there were: when it ends, fails or is interrupted."""
+    seen = []
+
+    def look(progress) -> None:
+        seen.append(torch.get_num_threads())
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    X, y = np.random.default_rng(0).standard_normal((60, 2)), np.arange(60) % 2
+    options = FitOptions(callback=look, on_interrupt="return")
+    GPClassifier(options=options, random_state=0).fit(X, y)
+    assert set(seen) == {1} and torch.get_num_threads() == 3
+    GPClassifier(options=options, random_state=0).fit(X, y)
+    assert len(seen) > 3 and set(seen) == {1} and torch.get_num_threads() == 3
+    with pytest.raises(ZeroDivisionError), for_rows(10):
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == 3
+    with for_rows(FEW_ROWS + 1):
+        assert torch.get_num_threads() == 3
+
+
+def test_fits_side_by_side_leave_the_threads_there_were():
+    """Whichever ends last."""
+    both, first = threading.Barrier(2), threading.Event()
+
+    def work(wait: bool) -> None:
+        with for_rows(10):
+            both.wait(10)
+            if wait:
+                first.wait(10)
+
+    others = [threading.Thread(target=work, args=(wait,)) for wait in (True, False)]
+    for other in others:
+        other.start()
+    others[1].join(10)
+    first.set()
+    others[0].join(10)
+    assert torch.get_num_threads() == 3

@@ -263,6 +263,65 @@ def test_a_wild_learning_rate_does_not_diverge(batch_size, dtype):
     assert torch.isfinite(result.state.q.P).all()
 
 
+@pytest.mark.parametrize("batch_size", [None, 15])
+def test_hyperparameters_that_lead_nowhere_rest(batch_size, monkeypatch):
+    data = blobs(60, 3)
+    state = initial_state([RBF(1.0, 1.0)], data.X[:10], torch.zeros(3, dtype=torch.float64))
+    settings = Settings(LIKELIHOOD, "tight", batch_size=batch_size)
+    t, start = Trainer(state, data, settings, generator()), state.theta.clone()
+    monkeypatch.setattr(t, "_start_fused", lambda *_: None)
+    real = t._pass
+
+    def fails(part, q, scale, gradients):
+        if gradients:
+            raise FloatingPointError
+        return real(part, q, scale, gradients)
+
+    monkeypatch.setattr(t, "_pass", fails)
+    result = t.fit()
+    assert torch.equal(result.state.theta, start)
+    still = fixed("tight", batch_size=batch_size)
+    expected = trainer(data, RBF(1.0, 1.0), still, data.X[:10]).fit().state
+    found, best = (elbo(s, data, "tight") for s in (result.state, expected))
+    assert found == pytest.approx(best, rel=0.02)
+    monkeypatch.setattr(t, "_pass", lambda *_: fails(*_[:3], True))
+    with pytest.raises(FloatingPointError, match="kept leaving"):
+        t._failures = 0
+        t._fit_batches(15)
+
+
+@pytest.mark.parametrize("at", [12, 60, 120])
+def test_a_step_that_leaves_no_numbers_is_taken_back(at, monkeypatch):
+    """At the end, where the last good state is kept, and on the way there."""
+    data, real, calls = blobs(60, 3), Trainer._move, []
+
+    def leaves_none(self, rate):
+        real(self, rate)
+        calls.append(rate)
+        if len(calls) == at:
+            self.state.theta.data.fill_(math.nan)
+
+    monkeypatch.setattr(Trainer, "_move", leaves_none)
+    settings = Settings(LIKELIHOOD, "tight", batch_size=15, max_steps=at + 5, tol=0.0)
+    result = trainer(data, RBF(1.0, 1.0), settings, data.X[:10]).fit()
+    assert len(calls) >= at and math.isfinite(elbo(result.state, data, "tight"))
+
+
+def test_a_sweep_that_fails_is_halved(monkeypatch):
+    data, calls = blobs(60, 3), []
+    real = training.moments
+
+    def fails_once(q):
+        calls.append(q)
+        if len(calls) == 3:
+            raise FloatingPointError
+        return real(q)
+
+    monkeypatch.setattr(training, "moments", fails_once)
+    result = trainer(data, RBF(1.0, 5.0), fixed("tight", max_epochs=30)).fit()
+    assert len(calls) > 3 and result.elbo == max(result.history)
+
+
 @st.composite
 def odd_data(draw):
     """Few rows, maybe equal ones, any labels, any weights, any scale of inputs."""

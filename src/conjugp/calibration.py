@@ -18,7 +18,7 @@ from conjugp.prediction import apply_temperature, predict_proba
 
 # log T is normal with this deviation beforehand: thirty points can hardly move it, thousands can.
 PRIOR_SD = 0.3
-LOG_BOUND = math.log(8.0)
+LOG_LEAST, LOG_MOST = -math.log(8.0), math.log(1000.0)
 VARIANCE_SCALES = (0.0, 0.03, 0.1, 0.3, 1.0)
 TINY = 1e-300  # a probability of 0, as some classifiers give
 MAX_PAIRS = 10**7  # rows times classes that a calibration looks at
@@ -33,24 +33,32 @@ class Calibration(NamedTuple):
     loss: float
 
 
-def fit_temperature(p: Tensor, y: Tensor, weight: Tensor) -> tuple[float, float]:
+def fit_temperature(
+    p: Tensor, y: Tensor, weight: Tensor, shares: Tensor | None = None
+) -> tuple[float, float]:
     """T that minimises the weighted NLL of p^(1/T), shrunk towards 1, and the loss there.
 
-    `p` (n, C) are probabilities of points the fit has not seen.
+    `p` (n, C) are probabilities of points the fit has not seen, `shares` (C,) those of the classes,
+    which they go to as T rises above 1; else all classes are alike there.
     """
     log_p = torch.log(p.double().clamp(min=TINY))
-    of_label = log_p.gather(1, y[:, None]).squeeze(1)
     w = weight.double()
 
     def loss(log_t: float) -> float:
-        beta = math.exp(-log_t)
-        nll = torch.logsumexp(beta * log_p, 1) - beta * of_label
-        return float(w @ nll) + 0.5 * (log_t / PRIOR_SD) ** 2
+        return float(w @ _nll(log_p, y, math.exp(log_t), shares)) + 0.5 * (log_t / PRIOR_SD) ** 2
 
     found = minimize_scalar(
-        loss, bounds=(-LOG_BOUND, LOG_BOUND), method="bounded", options={"xatol": 1e-4}
+        loss, bounds=(LOG_LEAST, LOG_MOST), method="bounded", options={"xatol": 1e-4}
     )
     return math.exp(float(found.x)), float(found.fun)
+
+
+def _nll(log_p: Tensor, y: Tensor, temperature: float, shares: Tensor | None) -> Tensor:
+    """−log of the labels' probabilities at a temperature, (n,)."""
+    x = log_p / temperature
+    if shares is not None and temperature > 1.0:
+        x += (1.0 - 1.0 / temperature) * torch.log(shares.to(x))
+    return torch.logsumexp(x, 1) - x.gather(1, y[:, None]).squeeze(1)
 
 
 def fit_calibration(
@@ -60,6 +68,7 @@ def fit_calibration(
     y: Tensor,
     weight: Tensor,
     variance_scales: tuple[float, ...] = (1.0,),
+    shares: Tensor | None = None,
 ) -> Calibration:
     """The best temperature for every share of the variance, and the largest share that will do.
 
@@ -73,9 +82,8 @@ def fit_calibration(
     found: list[tuple[Calibration, Tensor]] = []
     for scale in sorted(variance_scales, reverse=True):
         p = predict_proba(likelihood, m, v, variance_scale=scale, rough=rough)
-        t, loss = fit_temperature(p, y, weight)
-        log_p = torch.log(p.double().clamp(min=TINY)) / t
-        each = torch.logsumexp(log_p, 1) - log_p.gather(1, y[:, None]).squeeze(1)
+        t, loss = fit_temperature(p, y, weight, shares)
+        each = _nll(torch.log(p.double().clamp(min=TINY)), y, t, shares)
         found.append((Calibration(t, scale, loss), each))
     best, least = min(found, key=lambda one: one[0].loss)
     for calibration, each in found:

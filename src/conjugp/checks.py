@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+import sys
+import warnings
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from conjugp.likelihoods.base import MC
 from conjugp.options import FitOptions, number, one_of, whole
 from conjugp.rows import Ordered, ordered
 
+MOST_SCALE = 3.0  # weights that average more than this, or less than its inverse, are no counts
 SMALL_ROWS = 1000  # up to here float64 costs nothing that matters, and a GPU gains nothing
 
 
@@ -169,6 +172,43 @@ def check_weight(sample_weight: ArrayLike | None, X: NDArray[Any]) -> NDArray[np
         raise ValueError(f"sample_weight: {error}") from error
 
 
+class WeightScale(NamedTuple):
+    """How large weights are: the sum of those above 0, their number, whether all are whole."""
+
+    total: float = 0.0
+    n: int = 0
+    whole: bool = True
+
+    @classmethod
+    def of(cls, weight: NDArray[np.float64]) -> WeightScale:
+        """That of checked weights."""
+        some = weight[weight > 0]
+        # Beyond 2^53 floats have no fractions left to tell by.
+        whole = (some == np.rint(some)) & (some <= 2.0**53)
+        with np.errstate(over="ignore"):
+            return cls(float(some.sum()), len(some), bool(whole.all()))
+
+    def plus(self, other: WeightScale) -> WeightScale:
+        """That of both."""
+        return WeightScale(self.total + other.total, self.n + other.n, self.whole and other.whole)
+
+    def warn(self) -> None:
+        """Say what a weight means where it is unlikely that these were meant to count rows."""
+        if self.whole or 1 / MOST_SCALE <= self.total / self.n <= MOST_SCALE:
+            return
+        level, frame = 2, sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__", "").startswith("conjugp."):
+            level, frame = level + 1, frame.f_back
+        warnings.warn(
+            f"sample_weight averages {self.total / self.n:.4g}, and a row of weight 2 counts like "
+            f"two rows: these {self.n} count like {self.total:.4g}, and the posterior is as wide "
+            "as with so many. If the weights only compare rows with one another, multiply them by "
+            f"{self.n / self.total:.4g}, so that they average 1",
+            UserWarning,
+            stacklevel=level,
+        )
+
+
 def check_training_data(
     clf: Any,
     X: ArrayLike,
@@ -184,6 +224,7 @@ def check_training_data(
     positive = weight > 0
     if not positive.any():
         raise ValueError("sample_weight is zero for every row: there is nothing to fit")
+    WeightScale.of(weight).warn()
     found = np.unique(y_[positive])
     if classes is None:
         classes = found

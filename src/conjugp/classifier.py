@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
 from conjugp.calibration import Calibration, fit_calibration
+from conjugp.checkpoint import Journal
 from conjugp.checks import (
     SMALL_ROWS,
     check_device,
@@ -32,11 +33,12 @@ from conjugp.deferred import Deferred, can_wait
 from conjugp.ep_training import EPTrainer
 from conjugp.face import Predictive, ProbabilisticClassifier, entropy
 from conjugp.files import check_path
-from conjugp.fitting import Fitted, kind_of, variance_scales
+from conjugp.fitting import Fitted, Fitter, kind_of, variance_scales
 from conjugp.group import ALONE, Group, current
 from conjugp.kernels import Kernel
 from conjugp.likelihoods import Likelihood
 from conjugp.model import Model
+from conjugp.numerics import NotPositiveDefiniteError
 from conjugp.options import FitOptions, whole
 from conjugp.plan import COUPLED_INDUCING, make_plan, start_mean
 from conjugp.prediction import apply_temperature, predict_proba
@@ -51,6 +53,7 @@ from conjugp.shards import Shards, order_keys
 from conjugp.sources import Batch, array_batches, batches
 from conjugp.spool import Store, spooled
 from conjugp.stream import Stream
+from conjugp.threads import for_rows
 from conjugp.training import Progress, Trainer
 
 _ROWS = 2**15  # rows that are scaled at a time
@@ -72,8 +75,9 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             Likelihood, default="logistic-softmax"
         Likelihood of the labels given the latent functions.
     bound : str or None, default=None
-        Lower bound on the expected log-likelihood; ``None`` is the likelihood's tightest. Those of
-        the logistic-softmax are ``"tight"``, ``"collapsed"`` and ``"augmented"``, the paper's.
+        The expected log-likelihood or a lower bound on it; ``None`` is the likelihood's tightest.
+        The logistic-softmax has ``"exact"``, which is the value itself, and the bounds
+        ``"tight"``, ``"collapsed"`` and ``"augmented"``, the paper's.
     inference : {"auto", "mc-vi", "ep"}, default="auto"
         ``"auto"`` raises the bound, ``"mc-vi"`` the expected log-likelihood itself, sampled;
         ``"ep"`` is expectation propagation, for ``likelihood="heaviside"``.
@@ -273,7 +277,9 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         y : array-like of shape (n_samples,)
             Class labels.
         sample_weight : array-like of shape (n_samples,) or None, default=None
-            Weights of the rows; a weight of two is the same as the row given twice.
+            Weights of the rows; a weight of two is the same as the row given twice. So their scale
+            matters: the more rows there are, the narrower is the posterior. Weights that only
+            compare rows with one another should average 1.
         checkpoint : path or None, default=None
             File in which the state of the fit is kept as it goes. If it exists, the fit goes on
             from there and ends as it would have without the interruption; it must belong to the
@@ -324,7 +330,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         target : str or None, default=None
             Name of the column of labels.
         sample_weight : str or None, default=None
-            Name of the column of weights, if there is one.
+            Name of the column of weights, if there is one; what they mean is said in `fit`.
         checkpoint : path or None, default=None
             As in `fit`. The source is read again when the fit goes on.
 
@@ -392,16 +398,31 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             here = rows.here if isinstance(rows, JointRows) else rows
             scaling = self._scaling if warm else fit_scaling(here, center, group)
             wait = center and not warm  # then it can be known that none of them overflows
-            data = _dataset(rows, scaling, len(classes), dtype, device, wait)
             kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
-            journal = open_journal(self, checkpoint, rows, classes, data, warm, self._seed())
-            plan = make_plan(self, data, scaling, likelihood, bound, options, journal.seed)
-            mean = start_mean(self.prior_mean, data, likelihood)
-            fit = kind_of(plan)(plan, kernel, data, mean, scaling, bar, journal)
             start = warm.state if warm else None
+
+            def prepared(dtype: torch.dtype, journal: Journal | None = None) -> Fitter:
+                data = _dataset(rows, scaling, len(classes), dtype, device, wait)
+                if journal is None:
+                    journal = open_journal(
+                        self, checkpoint, rows, classes, data, warm, self._seed()
+                    )
+                plan = make_plan(self, data, scaling, likelihood, bound, options, journal.seed)
+                mean = start_mean(self.prior_mean, data, likelihood)
+                return kind_of(plan)(plan, kernel, data, mean, scaling, bar, journal)
+
+            fit = prepared(dtype)
             try:
-                fitted, scaling = fit.run(start)
-                journal.close()
+                with for_rows(rows.n):
+                    try:
+                        fitted, scaling = fit.run(start)
+                    except (NotPositiveDefiniteError, FloatingPointError):
+                        if dtype == torch.float64 or group.size > 1:
+                            raise
+                        # All over again with twice the digits. Killed, it would come to this again.
+                        fit = prepared(torch.float64, Journal(seed=fit.journal.seed))
+                        fitted, scaling = fit.run(start)
+                fit.journal.close()
             except KeyboardInterrupt as interrupt:
                 # Ranks that stop at different places cannot put a model together.
                 stopped = interrupt
@@ -415,6 +436,15 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             if options.on_interrupt == "raise":
                 raise stopped
             return self
+        if fitted.saturated:
+            warnings.warn(
+                f"the fit with bound={fitted.model.bound!r} says next to nothing: all latent "
+                "functions are far above zero, where every class is as likely as any other, and "
+                "that is the optimum of this bound with so large a kernel variance; use "
+                "bound='exact', or a smaller variance",
+                UserWarning,
+                stacklevel=3,
+            )
         if not fitted.converged:
             warnings.warn(
                 f"the fit stopped after max_epochs={self.max_epochs} passes before its objective "
@@ -447,7 +477,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         classes : array-like of shape (n_classes,) or None, default=None
             All labels that will ever come; needed in the first call.
         sample_weight : array-like of shape (n_samples,) or None, default=None
-            Weights of the rows.
+            Weights of the rows, as in `fit`.
 
         Returns
         -------
@@ -505,6 +535,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         before = (1.0 if self.temperature in (None, "auto") else float(self.temperature), 1.0)  # type: ignore[arg-type]
         if fitted and goes_on:
             before = (self.temperature_, self.variance_scale_)
+            updated.shares = self._fitted.shares
         self._keep(updated, scaling, known)
         self.temperature_, self.variance_scale_ = before
         self._stream = stream
@@ -532,7 +563,15 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         data = self._labelled(X, y, sample_weight)
         m, v = self._fitted.model.latent(data.X)
         scales = variance_scales(self._fitted.model.S.family, self._fitted.kept)
-        found = fit_calibration(self._fitted.model.likelihood, m, v, data.y, data.weight, scales)
+        found = fit_calibration(
+            self._fitted.model.likelihood,
+            m,
+            v,
+            data.y,
+            data.weight,
+            scales,
+            self._fitted.shares,
+        )
         self.temperature_, self.variance_scale_ = found.temperature, found.variance_scale
         return self
 
@@ -552,7 +591,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             self._prediction_seed,
             variance_scale=self.variance_scale_,
         )
-        p = apply_temperature(p, self.temperature_).cpu().numpy()
+        p = apply_temperature(p, self.temperature_, self._fitted.shares).cpu().numpy()
         return p / p.sum(axis=1, keepdims=True)
 
     def _is_calibrated(self) -> bool:

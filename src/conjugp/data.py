@@ -269,6 +269,16 @@ def by_label(y: Tensor, n_classes: int) -> Tensor:
     return torch.as_tensor(np.argsort(y.numpy().astype(np.int16), kind="stable"))
 
 
+def class_shares(data: Dataset) -> Tensor:
+    """The classes' shares of the rows, (C,), float64, with one more row of every class.
+
+    What is rare may be rare by chance.
+    """
+    # Rows that are the same count as one here, and weigh what they weigh together.
+    rows = data.mass.double() + min(1.0, data.total / max(data.n, 1))
+    return rows / rows.sum()
+
+
 def class_rank(y: Tensor, n_classes: int) -> Tensor:
     """How many rows of the same class come before each row, (N,)."""
     order = by_label(y, n_classes)

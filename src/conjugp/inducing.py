@@ -16,6 +16,7 @@ STRATEGIES = ("kmeans", "greedy", "random")
 _SEED_LIMIT = 300  # beyond this many centres a random start does
 _ONE_BY_ONE = 16  # seeds
 _LEAST_ROWS, _ROWS_PER_CENTRE = 2000, 16  # that k-means looks at
+_FARTHEST = 1e12  # lengthscales from the origin: squares of float32 stay in range
 _DIRECTIONS, _DIRECTION_ROWS = 64, 500  # in which it measures distances, and rows that show them
 
 
@@ -118,7 +119,7 @@ def kmeans(
     sample = slice(0, max(_LEAST_ROWS, _ROWS_PER_CENTRE * k))
     X, weight = X[sample], weight[sample].to(X.dtype)
     if lengths is not None:
-        X = X / lengths
+        X = (X / lengths).clamp_(-_FARTHEST, _FARTHEST)
     # Who belongs together shows in few directions.
     flat = X @ _directions(X) if X.shape[1] >= 2 * _DIRECTIONS else X
     chosen, nearest = _seed(flat, weight, k, generator), None

@@ -12,7 +12,7 @@ from conjugp.data import Data
 from conjugp.features import basis
 from conjugp.kernels import Kernel
 from conjugp.likelihoods.base import Likelihood
-from conjugp.numerics import cholesky
+from conjugp.numerics import root_of
 from conjugp.posterior import moments
 from conjugp.training import State
 
@@ -43,6 +43,10 @@ class Model:
     def n_classes(self) -> int:
         """C."""
         return len(self.mean)
+
+    def is_finite(self) -> bool:
+        """Whether all of its numbers are."""
+        return all(bool(torch.isfinite(x).all()) for x in (self.alpha, self.mean, self.S.R))
 
     @torch.no_grad()
     def latent(self, X: Tensor, variance: bool = True) -> tuple[Tensor, Tensor]:
@@ -90,8 +94,9 @@ class Model:
             k = c % len(self.kernels)
             Ac, W = A[k], root(self.S, A, c)
             cov = self.kernels[k](X, X) - Ac.T @ Ac + W.T @ W
-            L, _ = cholesky(cov)
-            draws.append((K[k] @ self.alpha[c] + self.mean[c]).unsqueeze(1) + L @ noise[c])
+            draws.append(
+                (K[k] @ self.alpha[c] + self.mean[c]).unsqueeze(1) + root_of(cov) @ noise[c]
+            )
         return torch.stack(draws, -1).transpose(0, 1)
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conjugp.data import Dataset
+from conjugp.data import Dataset, class_shares
 from conjugp.likelihoods import Likelihood, LogisticSoftmax
 from conjugp.likelihoods.base import MC
 from conjugp.options import FitOptions
@@ -134,10 +134,16 @@ def given_inducing(inducing: Any, X: Tensor, scaling: Scaling) -> Tensor:
 
 
 def start_mean(prior_mean: Any, data: Dataset, likelihood: Likelihood | None = None) -> Tensor:
-    """The prior mean of every class at the start, (C,)."""
+    """The prior mean of every class at the start, (C,).
+
+    One that is to be learned, which needs the likelihood, starts where the classes have about the
+    shares of the rows; one that stays where all are alike.
+    """
     C = data.n_classes
+    if isinstance(prior_mean, str) and likelihood is not None:
+        return likelihood.start_means(class_shares(data)).to(data.like)
     if isinstance(prior_mean, str):
-        return data.like.new_full((C,), (likelihood or LogisticSoftmax()).start_mean(C))
+        return data.like.new_full((C,), LogisticSoftmax().start_mean(C))
     try:
         mean = np.broadcast_to(np.asarray(prior_mean, dtype=np.float64), (C,))
     except (TypeError, ValueError) as error:

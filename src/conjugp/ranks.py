@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +10,14 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import _num_samples
 
 from conjugp.checkpoint import fingerprint
-from conjugp.checks import check_classes, check_labels, check_rows, check_weight, class_factors
+from conjugp.checks import (
+    WeightScale,
+    check_classes,
+    check_labels,
+    check_rows,
+    check_weight,
+    class_factors,
+)
 from conjugp.group import Group
 from conjugp.options import FitOptions
 from conjugp.rows import Ordered, named_digests, ordered
@@ -79,12 +87,15 @@ def check_shards(
     A rank may have no rows. Equal rows of different ranks are not merged.
     """
     X_, y_, weight = group.all(lambda: _checked(clf, X, y, sample_weight))
+    scale = reduce(WeightScale.plus, group.gather(WeightScale.of(weight)))
     names = getattr(clf, "feature_names_in_", None)
     told = None if not len(X_) else (X_.shape[1], X_.dtype, _kind(y_), np.unique(y_))
     found = group.gather((told, None if told is None or names is None else list(names)))
     some = [(rank, told, names) for rank, (told, names) in enumerate(found) if told is not None]
     if not some:
         raise ValueError("no rank has rows of positive weight: there is nothing to fit")
+    if group.rank == 0:
+        scale.warn()
     first, (width, _, kind, _), names = some[0]
     for rank, (other, _, its_kind, _), its_names in some:
         if other != width:

@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -181,7 +182,11 @@ def load(
 
 def _read(path: str | os.PathLike[str]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """The arrays and the header, of a known format and with all its keys."""
-    arrays, header = files.read(path)
+    return files.read(path, partial(_check_header, path))
+
+
+def _check_header(path: str | os.PathLike[str], header: Any) -> None:
+    """Raise unless a header is that of a model file."""
     if not isinstance(header, dict) or header.get("kind") not in KINDS:
         what = header.get("kind") if isinstance(header, dict) else None
         raise FileFormatError(f"{path} is not a model file" + (f" but a {what}" if what else ""))
@@ -200,7 +205,6 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, NDArray[Any]], dict[s
         or not all(isinstance(header[name], dict) for name in dicts)
     ):
         raise FileFormatError(f"{path} has a header that is not a model file's")
-    return arrays, header
 
 
 def _class(kind: str) -> Any:
@@ -368,6 +372,7 @@ def _gp_parts(clf: Any) -> dict[str, Any]:
         "total": fitted.total,
         "class_gap": fitted.class_gap,
         "kept": fitted.kept,
+        "shares": fitted.shares,
         "history": fitted.history,
         "prediction_seed": clf._prediction_seed,
         "stream": None if stream is None else _stream_parts(stream),
@@ -506,7 +511,19 @@ def _fitted(take: _Parts, C: int, D: int) -> Fitted:
         take.number("total", 0),
         take.number("class_gap"),
         take.share("kept"),
+        shares=_shares(take, C),
     )
+
+
+def _shares(take: _Parts, C: int) -> Tensor | None:
+    """The classes' shares of the rows; older files have none."""
+    if take.found.get("shares") is None:
+        take.left.discard("shares")
+        return None
+    shares = take.tensor("shares", torch.float64, C)
+    if not (bool((shares > 0).all()) and abs(float(shares.sum()) - 1.0) < 1e-6):
+        raise ValueError("the shares of the classes are no shares")
+    return shares
 
 
 def _check_kernel(kernel: Any, Z: Tensor) -> None:

@@ -7,6 +7,7 @@ fit of the mean on a subset takes a fraction of a second, so candidates are simp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from conjugp.data import Data, Labelled
 from conjugp.decoupled import MeanSettings, fit_weights, latent_mean, start_mean
 from conjugp.inducing import by_class, metric
 from conjugp.kernels import Kernel, Normalised
+from conjugp.numerics import NotPositiveDefiniteError
 
 TIE = 0.005  # losses closer than this are alike
 
@@ -47,12 +49,20 @@ def held_out_loss(
     seed: int,
     journal: Journal | None = None,
 ) -> float:
-    """NLL of held-out points per unit of weight, after the best temperature."""
+    """NLL of held-out points per unit of weight, after the best temperature.
+
+    Infinite for a kernel whose numbers leave their range: it loses.
+    """
     generator = torch.Generator().manual_seed(seed)
     Z = class_centres(kernel, train, n_inducing, generator)
     start = start_mean(len(Z), mean)
-    b, fitted = fit_weights(kernel, Z, train, start, settings, generator, journal=journal)
+    try:
+        b, fitted = fit_weights(kernel, Z, train, start, settings, generator, journal=journal)
+    except NotPositiveDefiniteError:
+        return math.inf
     p = settings.likelihood.prob(latent_mean(kernel, b, fitted, held.X))
+    if not bool(torch.isfinite(p).all()):
+        return math.inf
     return fit_temperature(p, held.y, held.weight)[1] / held.total
 
 

@@ -24,11 +24,14 @@ LEAST = 200  # rows, with fewer all features count alike
 
 
 def median_distance(X: Tensor) -> float:
-    """The median distance between distinct points of a sample; 1 if there are none."""
+    """The median distance between distinct points of a sample; 1 if there are none.
+
+    Within what a kernel can learn, were all points but a few as good as equal.
+    """
     sample = X[:1000]
     d = torch.pdist(sample) if len(sample) > 1 else X.new_zeros(0)
     d = d[d > 0]
-    return float(d.median()) if len(d) else 1.0
+    return float(d.median().clamp(1e-12, 1e12)) if len(d) else 1.0
 
 
 def lengthscales(X: Tensor, scale: Tensor, share: float) -> Tensor:
@@ -71,6 +74,6 @@ def evidence(kernel: Kernel, data: Data) -> float:
             found, _ = svi.evaluate(solved, like, "tight", f, rows.y, mean, rows.weight, False)
             value = float(found.bound) - float(kl(solved))
             q = svi.update(q, found, 1.0, (1 + t) ** -0.6)
-    except NotPositiveDefiniteError:
+    except (NotPositiveDefiniteError, FloatingPointError):
         return -math.inf
     return value if math.isfinite(value) else -math.inf

@@ -3,15 +3,49 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 
 import torch
+from threadpoolctl import threadpool_limits
 
 BLOCK = 1 << 17  # numbers worked on at a time: they stay in a processor's cache
 FEW = 12  # blocks that one thread is done with before others have started
 SMALL = 1 << 24  # likewise operations on matrices
+FEW_ROWS = 5000  # up to which a fit has one thread
+
+_lock, _inside, _limits = threading.Lock(), 0, ExitStack()
+
+
+@contextmanager
+def for_rows(n: int) -> Iterator[None]:
+    """One thread while a fit to few rows runs, and as many as before after the last such fit.
+
+    Threads of OpenMP spin while they wait for each other. A fit to few rows is thousands of short
+    operations, and where another process has one of the cores every one of them waits for a thread
+    that does not run.
+    """
+    global _inside
+    if n > FEW_ROWS:
+        yield
+        return
+    with _lock:
+        _inside += 1
+        if _inside == 1:
+            before = torch.get_num_threads()
+            _limits.callback(torch.set_num_threads, before)
+            _limits.enter_context(threadpool_limits(1))
+            torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if _inside == 0:
+                _limits.close()
 
 
 def blocks(n: int, width: int, size: int | None = None) -> list[slice]:

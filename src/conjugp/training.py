@@ -60,7 +60,8 @@ class Settings:
     first_step: int = 1  # the first natural-gradient step has size first_step ** -step_exponent
     min_step: float = 0.05
     chunk_size: int = 4096
-    # Strength of a Gaussian prior on the log kernel parameters around their start, in nats.
+    # Strength of a Gaussian prior on log kernel parameters and prior means around their start, in
+    # nats.
     kernel_prior: float = 0.0
     jitter: float | None = None
     # Minibatch steps that ranks take on their own rows between two sums over all.
@@ -180,7 +181,7 @@ class Trainer:
         self.total = data.total
         self.learning = settings.learn_kernel or settings.learn_mean or settings.learn_inducing
         self._cache: list[Features] | None = None
-        self._start_theta = state.theta.clone()
+        self._start_theta, self._start_mean = state.theta.clone(), state.mean.clone()
         self._factors = (settings.kernel_rate, settings.inducing_rate, 1.0)  # of the rate, by leaf
         self._failures = 0
         self._rate = settings.learning_rate
@@ -372,9 +373,10 @@ class Trainer:
 
     def _move(self, rate: float) -> None:
         """One Adam step on the hyperparameters from the gradients collected so far."""
-        s, prior_strength = self.state, self.settings.kernel_prior
-        if prior_strength and s.theta.grad is not None:
-            s.theta.grad += prior_strength / self.total * (s.theta.detach() - self._start_theta)
+        s, strength = self.state, self.settings.kernel_prior / self.total
+        for leaf, start in ((s.theta, self._start_theta), (s.mean, self._start_mean)):
+            if strength and leaf.grad is not None:
+                leaf.grad += strength * (leaf.detach() - start)
         rates = [rate * factor for factor in self._factors]
         self._adam.descend([leaf.grad for leaf in self._leaves], rates)
         for leaf in self._leaves:
@@ -387,10 +389,19 @@ class Trainer:
         theta, Z, mean = (x.detach().clone() for x in (s.theta, s.Z, s.mean))
         return replace(s, theta=theta, Z=Z, mean=mean, q=q)
 
+    def _is_finite(self) -> bool:
+        """Whether the last step has left numbers."""
+        s = self.state
+        changed = (s.theta, s.Z, s.mean, s.q.h, s.q.P)
+        return all(bool(torch.isfinite(x.detach()).all()) for x in changed)
+
     def _restore(self, good: State) -> None:
         """Go back to the last good state and take smaller steps from there."""
         self._failures += 1
         if self._failures > _MAX_FAILURES:
+            # Hyperparameters that lead nowhere stay where they are, and q goes on alone.
+            self.learning, self._rounds = False, None
+        if self._failures > 2 * _MAX_FAILURES:
             raise FloatingPointError(
                 "the fit kept leaving the range of floating-point numbers; try dtype='float64', "
                 "a smaller learning_rate, or learn_hyperparameters=False"
@@ -413,6 +424,7 @@ class Trainer:
             self.state, self._rate, self._failures = (
                 loop[name] for name in ("state", "rate", "failures")
             )
+            self.learning = self.learning and self._failures <= _MAX_FAILURES
             self._make_optimiser()
             self._adam.first, self._adam.second, self._adam.count = loop["adam"]
             self.generator.set_state(loop["generator"])
@@ -496,13 +508,16 @@ class Trainer:
                 rounds += found
                 t += 1
             if t % ROUND == 0 or t == budget:
-                good = self._snapshot()
+                if self._is_finite():
+                    good = self._snapshot()
+                else:
+                    self._restore(good)
                 means.append(sum(rounds[-ROUND:]) / len(rounds[-ROUND:]))
                 self._report(t / per_epoch, budget / per_epoch, means[-1])
                 if anneal is None and self._flat(rounds):
                     anneal = (t, min(budget, t + max(2 * ROUND, t // 2)))
         converged = anneal is not None and (anneal[1] < budget or self._flat(rounds))
-        self.state = self._snapshot()
+        self.state = self._snapshot() if self._is_finite() else good
         elbo = sum(rounds[-ROUND:]) / max(1, len(rounds[-ROUND:]))
         gap = 0.0 if self._n_others is None else self._class_gap()
         return Result(self.state, elbo, t / per_epoch, converged, means, gap)
@@ -633,7 +648,8 @@ class Trainer:
                 (data.X, data.y, data.weight),
                 ROUND,
                 self.learning,
-                (self._start_theta.detach(), self.settings.kernel_prior / self.total),
+                (self._start_theta.detach(), self._start_mean.detach()),
+                self.settings.kernel_prior / self.total,
                 self._factors,
             )
         before = batches.order, batches.at, self.generator.get_state()
@@ -655,10 +671,12 @@ class Trainer:
     def _fused_step(
         self, fused: FusedStep, part: Data, scale: float, rho: float, rate: float
     ) -> float | None:
-        """The same in closed form; None, and nothing done, where a matrix needs more jitter."""
+        """The same in closed form; None, and nothing done, where that has not enough digits."""
         s = self.state
         gradients = self.learning and s.step >= self.settings.settled
         leaves = Leaves(*(leaf.detach() for leaf in self._leaves))
+        if bool(fused.far(leaves)):
+            return None
         found = fused.evaluate(leaves, s.q, part.X, part.y, scale * part.weight, gradients)
         if bool(found.failed):
             return None
@@ -822,7 +840,7 @@ class Trainer:
                 )
             try:
                 q = moments(self.state.q)
-                gradients = epoch >= 3
+                gradients = self.learning and epoch >= 3
                 stats = self._full_pass(q, gradients)
                 elbo = float(stats.bound) - float(kl(q))
                 if not math.isfinite(elbo):
@@ -864,9 +882,12 @@ class Trainer:
                 self._keep(history=history, rho=rho, epoch=epoch, n_epochs=n_epochs)
             while True:
                 candidate = svi.update(self.state.q, stats, 1.0, rho)
-                q = moments(candidate)
-                new_stats = self._full_pass(q, False)
-                new = float(new_stats.bound) - float(kl(q))
+                try:
+                    q = moments(candidate)
+                    new_stats = self._full_pass(q, False)
+                    new = float(new_stats.bound) - float(kl(q))
+                except FloatingPointError:
+                    new, new_stats = -math.inf, stats
                 if new >= elbo - slack * abs(elbo):
                     break
                 rho *= 0.5

@@ -7,6 +7,7 @@ from functools import reduce
 from operator import add, mul
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,14 +78,21 @@ def matrix(scope: Scope, kernel: k.Kernel, X: Value, Z: Tensor) -> Value:
     root = scope.root
     if isinstance(kernel, k.Linear):
         return X @ root.op("Mul", Z.T, (variance * weight)[:, None])
-    # As in conjugp.kernels: the shift keeps the digits of data far from the origin.
+    # As in conjugp.kernels: the shift keeps the digits of data far from the origin, and those of
+    # features of long tails are kept by subtracting one by one.
     shift = Z.double().mean(0)
     U, W = X - shift, Z.double() - shift
-    x2 = (U * U) @ weight[:, None]
-    z2 = W.square() @ weight
+    far = W.square().amax(0) * weight > k.MOST_SQUARE[torch.float64] / len(weight)
+    near = weight.masked_fill(far, 0.0)
+    x2 = (U * U) @ near[:, None]
+    z2 = W.square() @ near
     # Z itself is the constant, so that kernels that differ in their lengthscales share it.
-    scaled = root.op("Mul", root.op("Sub", Z.T, shift[:, None]), (-2.0 * weight)[:, None])
-    r2 = scope.op("Max", U @ scaled + x2 + z2, _TINY)
+    scaled = root.op("Mul", root.op("Sub", Z.T, shift[:, None]), (-2.0 * near)[:, None])
+    r2 = U @ scaled + x2 + z2
+    for d in far.nonzero()[:, 0].tolist():
+        gap = scope.op("Gather", X, np.array([d]), axis=1) - Z[:, d].double()
+        r2 = r2 + gap * gap * float(weight[d])
+    r2 = scope.op("Max", r2, _TINY)
     return _OF_DISTANCE[type(kernel)](scope, r2, kernel) * variance
 
 

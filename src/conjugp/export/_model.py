@@ -90,7 +90,11 @@ def _probabilities(scope: Scope, clf: GPClassifier, x: Value) -> Value:
         softmax = not isinstance(likelihood, LogisticSoftmax)
         p = lambda_integral(scope, m, v, C, softmax)
     if clf.temperature_ != 1.0:
-        p = scope.op("Softmax", scope.op("Log", p) / float(clf.temperature_), axis=1)
+        heat, shares = float(clf.temperature_), clf._fitted.shares
+        log_p = scope.op("Log", p) / heat
+        if shares is not None and heat > 1.0:
+            log_p = log_p + (1.0 - 1.0 / heat) * shares.cpu().log().numpy()
+        p = scope.op("Softmax", log_p, axis=1)
     return normalised(scope, p)
 
 

@@ -15,10 +15,12 @@ from conjugp import inducing
 from conjugp.calibration import VARIANCE_SCALES, Calibration, fit_calibration
 from conjugp.checkpoint import Journal
 from conjugp.covariance import NONE
-from conjugp.data import Data, Dataset, class_rank
+from conjugp.data import Data, Dataset, class_shares
 from conjugp.deferred import Deferred
 from conjugp.kernels import RBF, Kernel
+from conjugp.likelihoods import LogisticSoftmax
 from conjugp.model import Model
+from conjugp.numerics import NotPositiveDefiniteError
 from conjugp.plan import Plan
 from conjugp.scaling import Scaling
 from conjugp.search import class_centres
@@ -28,6 +30,7 @@ from conjugp.training import Progress, Settings, State, initial_state
 KERNEL_CLASSES = 10  # classes of the fits that learn or choose a kernel
 ELBO_ROWS, ELBO_PAIRS = 2048, 2**20  # rows, times classes, that stand for all in the ELBO
 FOLDS = 5
+SATURATED = 4.0  # σ is above .98 there
 SCALES = (0.1, 1.0)  # of coupled fits with less than all of the conditional variance
 
 
@@ -45,6 +48,8 @@ class Fitted:
     total: float = 0.0  # weight of the rows
     class_gap: float = 0.0  # what sampling classes cost, in nats per row (docs/math.md, C3)
     kept: float = 1.0  # the share of the conditional variance that rows were fitted with (Q9)
+    saturated: bool = False  # whether all classes are alike to it (docs/math.md, The corner)
+    shares: Tensor | None = None  # of the classes among the rows (C,), for temperatures above 1
 
 
 class Fitter(ABC):
@@ -69,12 +74,20 @@ class Fitter(ABC):
         self.began = time.perf_counter() - self.journal.seconds
         self._on_progress = on_progress
         self.kept = 1.0
+        # A temperature that the user gives does what its definition says, whatever the classes are.
+        self.shares = class_shares(data) if plan.temperature is None else None
         self._partial: Callable[[], tuple[Model, State]] | None = None
 
     def run(self, warm: State | None = None) -> tuple[Fitted, Scaling]:
-        """The whole fit, from an earlier one's state if there is one; and its units."""
+        """The whole fit, from an earlier one's state if there is one; and its units.
+
+        Raises FloatingPointError or NotPositiveDefiniteError where numbers leave their range.
+        """
         with torch.no_grad():
-            return self.journal.stage("whole", lambda: (self._run(warm), self.scaling))
+            fitted, scaling = self.journal.stage("whole", lambda: (self._run(warm), self.scaling))
+        if not fitted.model.is_finite():
+            raise FloatingPointError("the fit left the range of floating-point numbers")
+        return fitted, scaling
 
     @abstractmethod
     def _run(self, warm: State | None) -> Fitted: ...
@@ -87,7 +100,18 @@ class Fitter(ABC):
         data, plain = self.data, Calibration(self.plan.temperature or 1.0, 1.0, math.inf)
         elbo = estimated_elbo(model, data)
         kept = self.kept
-        return Fitted(model, plain, elbo, 0, False, state, self.history, data.total, kept=kept)
+        return Fitted(
+            model,
+            plain,
+            elbo,
+            0,
+            False,
+            state,
+            self.history,
+            data.total,
+            kept=kept,
+            shares=self.shares,
+        )
 
     def _progress(self, p: Progress) -> None:
         seconds = time.perf_counter() - self.began
@@ -156,12 +180,21 @@ class Fitter(ABC):
         scales: tuple[float, ...],
     ) -> Calibration:
         """The calibration of every fold's latent moments, predicted without its rows."""
-        masks = folds(data)
+        masks, found = list[Tensor](), list[tuple[Tensor, Tensor]]()
+        for mask in folds(data):
+            try:
+                m, v = predict(mask)
+            except (NotPositiveDefiniteError, FloatingPointError):
+                continue  # the others will do
+            if bool(torch.isfinite(m).all() & torch.isfinite(v).all()):
+                masks.append(mask)
+                found.append((m, v))
         if not masks:
             return Calibration(1.0, 1.0, math.inf)
-        m, v = (torch.cat(part) for part in zip(*map(predict, masks), strict=True))
+        m, v = (torch.cat(part) for part in zip(*found, strict=True))
         i = torch.cat([mask.nonzero()[:, 0] for mask in masks])
-        return fit_calibration(self.plan.likelihood, m, v, data.y[i], data.weight[i], scales)
+        y, weight, like = data.y[i], data.weight[i], self.plan.likelihood
+        return fit_calibration(like, m, v, y, weight, scales, self.shares)
 
 
 def variance_scales(family: str, kept: float = 1.0) -> tuple[float, ...]:
@@ -181,12 +214,28 @@ def estimated_elbo(model: Model, data: Dataset) -> float:
 
 
 def folds(data: Data) -> list[Tensor]:
-    """Masks of folds in which every class keeps rows outside; rarer classes are in none."""
+    """Masks of folds with even shares of every class.
+
+    Rows of rare classes are in them too: leaving them out would say that nothing is ever rare.
+    Only of classes that are many copies of one or two rows would a fold take all. A handful of rows
+    says nothing.
+    """
+    if data.n < FOLDS:
+        return []
     counts = torch.bincount(data.y, minlength=data.n_classes)
-    rank = class_rank(data.y, data.n_classes)
-    usable = counts[data.y] >= 3
-    masks = [(rank % FOLDS == k) & usable for k in range(FOLDS)]
-    return [mask for mask in masks if mask.any()]
+    usable = ((counts >= 3) | (data.mass < 3.0))[data.y]
+    place = torch.empty_like(data.y)
+    place[torch.argsort(data.y, stable=True)] = torch.arange(data.n, device=data.y.device)
+    masks = [(place % FOLDS == k) & usable for k in range(FOLDS)]
+    return [mask for mask in masks if mask.any() and not mask.all()]
+
+
+def saturated(model: Model, data: Dataset) -> bool:
+    """Whether most rows have all their latents so far above zero that no class stands out."""
+    if model.likelihood.name != LogisticSoftmax.name:
+        return False
+    m, _ = model.latent(data.head(ELBO_ROWS).X, variance=False)
+    return len(m) > 0 and float(m.amin(1).median()) > SATURATED
 
 
 def largest_classes(data: Data, most: int) -> Tensor | None:

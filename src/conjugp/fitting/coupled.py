@@ -21,6 +21,7 @@ from conjugp.fitting.base import (
     estimated_elbo,
     largest_classes,
     only_classes,
+    saturated,
     variance_scales,
 )
 from conjugp.inference import svi
@@ -39,6 +40,7 @@ LEAST_CHUNK, HELD_CHUNK = 64, 1024  # held-out rows at a time
 KEPT, LEAST_KEPT = 3.0, 0.05
 SCALE_ROWS = 2048  # that choose how much of the variance counts in such fits
 LIKELIHOOD_ROWS = 10_000  # on which a likelihood's own parameters are learned
+LEARNED_AGAIN = 10  # rows for each learned number from which on it stays at rest in folds
 LIKELIHOOD_ROUNDS = 3  # fits in turn of q and of a likelihood's own parameters
 
 
@@ -69,6 +71,8 @@ class CoupledFit(Fitter):
         if state is None:
             kernel = self._first_kernel(train, full)
             state = self._start(train, kernel, p.n_inducing, self.mean, not usual)
+        # What is learned changes it in place.
+        first = replace(state, **{x: getattr(state, x).clone() for x in ("theta", "Z", "mean")})
         self.kept = self._share_kept(usual, len(state.Z) / data.n)
         settings = self._settings(learning_rate=(2 if full else 1) * p.learning_rate)
         if not usual:
@@ -80,6 +84,8 @@ class CoupledFit(Fitter):
                 settled=2,
             )
         result = self._train(state, train, settings, "fit")
+        if full and p.inference != "ep" and p.bound in p.likelihood.conjugate:
+            result = self._better_optimum(result, train, settings)
         for _ in range(LIKELIHOOD_ROUNDS):
             if not self._learn_likelihood(result.state, train):
                 break
@@ -103,7 +109,7 @@ class CoupledFit(Fitter):
             )
             last_state = self._train(last_state, data, rest, "all rows").state
         elif calibrate:
-            calibration = self._cross_fit(result.state, data.head(data.n))
+            calibration = self._cross_fit(first, settings, result.state, data.head(data.n))
         model = coupled(last_state, p.likelihood, p.bound, p.options.jitter)
         # Expectation propagation reports an evidence that is no bound.
         known = full and p.inference != "ep" and self.kept == 1.0
@@ -119,6 +125,8 @@ class CoupledFit(Fitter):
             data.total,
             result.class_gap,
             self.kept,
+            saturated(model, data),
+            self.shares,
         )
 
     def _first_kernel(self, data: Dataset, full: bool) -> Kernel:
@@ -158,6 +166,24 @@ class CoupledFit(Fitter):
         )
         result = self.journal.stage("trained", lambda: trainer.fit(self.journal))
         trainer.state = result.state
+        return result
+
+    def _better_optimum(self, result: Result, data: Dataset, settings: Settings) -> Result:
+        """The fit, or the optimum of its bound near the q of the best bound, if that is higher.
+
+        Where kernels are large these bounds have a second optimum in which all latents are far
+        above zero, and nothing is learned (docs/math.md, The corner).
+        """
+        p, state = self.plan, result.state
+        rest = replace(settings, learn_kernel=False, learn_mean=False, learn_inducing=False)
+        q = prior(len(state.mean), len(state.Z), state.Z)
+        for bound in (p.likelihood.bounds[0], p.bound):
+            there = replace(rest, bound=bound)
+            at = replace(state, q=q)
+            other = self._train(at, data, there, "another optimum")
+            q = other.state.q
+        if other.elbo > result.elbo:
+            return replace(result, state=other.state, elbo=other.elbo, converged=other.converged)
         return result
 
     def _share_kept(self, usual: bool, points: float) -> float:
@@ -221,9 +247,9 @@ class CoupledFit(Fitter):
         like, scales = self.plan.likelihood, variance_scales("full", self.kept)
         if len(scales) > 1:
             few, n = held.rows(0, SCALE_ROWS), SCALE_ROWS
-            found = fit_calibration(like, m[:n], v[:n], few.y, few.weight, scales)
+            found = fit_calibration(like, m[:n], v[:n], few.y, few.weight, scales, self.shares)
             scales = (found.variance_scale,)
-        return fit_calibration(like, m, v, held.y, held.weight, scales)
+        return fit_calibration(like, m, v, held.y, held.weight, scales, self.shares)
 
     def _learn_likelihood(self, state: State, data: Dataset) -> bool:
         """Fit the likelihood's own parameters to what the rows' latents are; False if it has none.
@@ -239,18 +265,33 @@ class CoupledFit(Fitter):
         self.plan = replace(p, likelihood=learned)
         return learned is not p.likelihood
 
-    def _cross_fit(self, state: State, data: Data) -> Calibration:
-        """A temperature from folds: q fitted again without each, kernel and points at rest."""
+    def _cross_fit(self, first: State, learning: Settings, state: State, data: Data) -> Calibration:
+        """A temperature from folds: q fitted again without each.
+
+        Kernel and points stay at rest, unless they are so many numbers for so few rows that they
+        know the labels of the fold: then all is learned again, from the first state on.
+        """
         p = self.plan
         settings = self._settings(
             learn_kernel=False, learn_mean=False, learn_inducing=False, max_epochs=30, tol=0.1
         )
+        numbers = state.theta.numel() * p.learn_kernel + state.mean.numel() * p.learn_mean
+        again = numbers * LEARNED_AGAIN > data.n and p.inference != "ep"
+        learning = replace(learning, max_epochs=math.ceil(0.5 * p.max_epochs))
 
         def predict(rows: Tensor) -> tuple[Tensor, Tensor]:
             train = data._replace(weight=data.weight * ~rows)
-            fresh = replace(state, q=prior(len(state.mean), len(state.Z), state.Z), step=0)
-            trainer = self._trainer(fresh, train, settings, self.generator)
-            fitted = self.journal.stage("fold", lambda: trainer.fit(self.journal)).state
+
+            def fit() -> Result:
+                at = first if again else state
+                fresh = replace(
+                    at, theta=at.theta.clone(), Z=at.Z.clone(), mean=at.mean.clone(), step=0
+                )
+                fresh.q = prior(len(at.mean), len(at.Z), at.Z)
+                how = learning if again else settings
+                return self._trainer(fresh, train, how, self.generator).fit(self.journal)
+
+            fitted = self.journal.stage("fold", fit).state
             return coupled(fitted, p.likelihood, p.bound, p.options.jitter).latent(data.X[rows])
 
         return self._folded(data, predict, variance_scales("full", self.kept))

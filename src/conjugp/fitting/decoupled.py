@@ -20,6 +20,7 @@ from conjugp.inference.mean import Interrupted
 from conjugp.joint import JointSettings, learn_kernel
 from conjugp.kernels import Kernel, Normalised
 from conjugp.model import Model
+from conjugp.numerics import NotPositiveDefiniteError
 from conjugp.posterior import prior
 from conjugp.search import class_centres
 from conjugp.training import Progress, State
@@ -76,7 +77,9 @@ class DecoupledFit(KernelChoice):
         if calibration is None:
             m, v = model.latent(held.X)
             scales = variance_scales(p.family)
-            calibration = fit_calibration(p.likelihood, m, v, held.y, held.weight, scales)
+            calibration = fit_calibration(
+                p.likelihood, m, v, held.y, held.weight, scales, self.shares
+            )
             # The held-out rows are trained on after all.
             if data.n <= REFIT_ROWS:
                 values.clear()
@@ -91,7 +94,18 @@ class DecoupledFit(KernelChoice):
         elbo = estimated_elbo(model, data)
         total, calibration = data.total, data.group.same(calibration)
         epochs, gap = len(values), self._class_gap
-        return Fitted(model, calibration, elbo, epochs, converged, state, self.history, total, gap)
+        return Fitted(
+            model,
+            calibration,
+            elbo,
+            epochs,
+            converged,
+            state,
+            self.history,
+            total,
+            gap,
+            shares=self.shares,
+        )
 
     def _agreed(self, kernel: Kernel, data: Dataset) -> Kernel:
         """Rank 0's choice: machines that round differently may choose differently."""
@@ -117,9 +131,13 @@ class DecoupledFit(KernelChoice):
         def report(step: int, value: float) -> None:
             self._progress(Progress("kernel", step, JOINT_STEPS, value))
 
-        return self.journal.stage(
-            "joint", lambda: learn_kernel(model, train, settings, self.generator, report).frozen()
-        )
+        def learned() -> Kernel:
+            try:
+                return learn_kernel(model, train, settings, self.generator, report).frozen()
+            except (NotPositiveDefiniteError, FloatingPointError):
+                return kernel  # a good one already
+
+        return self.journal.stage("joint", learned)
 
     def _uncentre(self) -> None:
         """Go back to the user's origin, with the rows and with inducing points that were given."""

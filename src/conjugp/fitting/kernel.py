@@ -14,6 +14,7 @@ from conjugp.data import Data, Dataset
 from conjugp.decoupled import MeanSettings
 from conjugp.fitting.base import KERNEL_CLASSES, Fitter, largest_classes, only_classes
 from conjugp.kernels import RBF, Kernel, Matern52, Normalised
+from conjugp.plan import start_mean
 from conjugp.search import Candidate, held_out_loss, rescaled, search
 from conjugp.starts import lengthscales, median_distance
 from conjugp.training import Progress, Trainer
@@ -59,7 +60,10 @@ class KernelChoice(Fitter):
             learning_rate=0.5 * p.learning_rate,
         )
         trainer = Trainer(state, few, settings, self.generator, self._progress, "kernel")
-        result = self.journal.stage("kernel", lambda: trainer.fit(self.journal))
+        try:
+            result = self.journal.stage("kernel", lambda: trainer.fit(self.journal))
+        except FloatingPointError:
+            return start.frozen()
         learned = result.state.template.with_theta(result.state.theta[0]).frozen()
         return self._supple(learned, few.rows(0, 1000).X)
 
@@ -86,8 +90,7 @@ class KernelChoice(Fitter):
         """The prior mean at the start of a fit to some of the classes."""
         if data.n_classes == self.data.n_classes:
             return self.mean
-        start = self.plan.likelihood.start_mean(data.n_classes)
-        return data.X.new_full((data.n_classes,), start)
+        return start_mean("learn", data, self.plan.likelihood)
 
     def _starts(self, train: Data, ard: Tensor | None) -> list[tuple[str, Kernel]]:
         """Which features are worth what: learned, all alike, as the user gave them, directions."""
@@ -145,6 +148,8 @@ class KernelChoice(Fitter):
             self._progress(Progress("search", 0, 0, value, "held-out log-likelihood"))
 
         best = search(starts, FACTORS, FIRST_FACTORS, loss, D, report, glance)
+        if not math.isfinite(best.loss):
+            return self._filled(p.options.mean_variance)
         if self.kernel is None:
             other = search([("rough", rough(best.kernel))], (1.0, 1.4), (0,), loss, D, report)
             best = min(best, other, key=lambda c: c.loss)
