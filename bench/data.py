@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from sources import SENSIT_FILES, SOURCES, arranged, fetched, read_sensit
 
@@ -154,24 +155,36 @@ def _arrays(name: str) -> dict[str, NDArray]:
 
 def path_of(name: str) -> Path:
     """The file of a data set: in the user's folder, or fetched; what is missing is said."""
+    try:
+        return _own(f"{name}.npz")
+    except MissingDataError as missing:
+        if name not in SOURCES:
+            raise
+        try:
+            return fetched(name)
+        except (OSError, ValueError, ImportError) as error:
+            origin = SOURCES[name].origin
+            raise MissingDataError(
+                f"{missing}. Fetching {name} from {origin} did not work either: {error}"
+            ) from error
+
+
+def load_table(name: str) -> pd.DataFrame:
+    """A table of numbers and categories; the labels are its column `target`."""
+    return pd.read_parquet(_own(f"tables/{name}.parquet"))
+
+
+def _own(file: str) -> Path:
+    """A file in the user's folder."""
     folder = os.environ.get(VARIABLE)
     if folder:
-        path = Path(folder) / f"{name}.npz"
+        path = Path(folder) / file
         if path.is_file():
             return path
-        said = f"{path} is missing: {VARIABLE} names the directory that must hold {name}.npz"
+        said = f"{path} is missing: {VARIABLE} names the directory that must hold {file}"
     else:
-        said = f"set the environment variable {VARIABLE} to the directory that holds {name}.npz"
-    said += " (bench/README.md says what is in it)"
-    if name not in SOURCES:
-        raise MissingDataError(said)
-    try:
-        return fetched(name)
-    except (OSError, ValueError, ImportError) as error:
-        origin = SOURCES[name].origin
-        raise MissingDataError(
-            f"{said}. Fetching {name} from {origin} did not work either: {error}"
-        ) from error
+        said = f"set the environment variable {VARIABLE} to the directory that holds {file}"
+    raise MissingDataError(f"{said} (bench/README.md says what is in it)")
 
 
 def _floats(X: NDArray) -> NDArray:

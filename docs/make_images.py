@@ -154,6 +154,54 @@ def paper() -> None:
     figure.savefig(IMAGES / "paper.png", dpi=130)
 
 
+def three_in_a_row(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Points on a line whose class comes and goes, never surely."""
+    rng = np.random.default_rng(seed)
+    x = np.sort(rng.uniform(0, 10, n))
+    odds = np.exp(2 * np.cos(2 * np.pi * (x[:, None] / 6 - np.arange(3) / 3)))
+    return x[:, None], np.array([rng.choice(3, p=row / row.sum()) for row in odds])
+
+
+def corner() -> None:
+    """What bounds make of a large kernel variance (docs/examples/paper.md)."""
+    X, y = three_in_a_row(45, 0)
+    grid = np.linspace(0, 10, 400)[:, None]
+    figure = Figure(figsize=(11.2, 5.6), layout="constrained")
+    axes = figure.subplots(2, 3, sharex=True, sharey="row")
+    colors = {
+        "exact": "#111111",
+        "tight": COLORS[2],
+        "collapsed": COLORS[0],
+        "augmented": COLORS[1],
+    }
+    for (top, below), variance in zip(axes.T, (1.0, 10.0, 100.0), strict=True):
+        for bound, color in colors.items():
+            clf = GPClassifier(
+                kernels.RBF(1.0, variance),
+                bound=bound,
+                n_inducing=None,
+                batch_size=None,
+                learn_hyperparameters=False,
+                prior_mean=0.0,
+                temperature=None,
+                max_epochs=400,
+            ).fit(X, y)
+            style = {"color": color, "lw": 2.4 if bound == "exact" else 1.4}
+            top.plot(grid, clf.predict_proba(grid)[:, 0], **style, label=bound)
+            below.plot(grid, clf.predict_latent(grid)[0][:, 0], **style)
+        top.axhline(1 / 3, color="0.6", lw=0.8, ls=":")
+        below.axhline(0, color="0.6", lw=0.8, ls=":")
+        for label, height in ((0, 1.04), (1, -0.04), (2, -0.04)):
+            at = X[y == label, 0]
+            top.plot(at, np.full(len(at), height), "|", ms=6, color="0.2" if label == 0 else "0.6")
+        top.set_title(f"kernel variance {variance:g}", loc="left")
+        below.set_xlabel("x")
+    axes[0, 0].set_ylabel("probability of the first class")
+    axes[1, 0].set_ylabel("mean of its latent")
+    axes[0, 0].legend(loc="upper center", bbox_to_anchor=(0.45, 0.95), fontsize=9)
+    figure.savefig(IMAGES / "corner.png", dpi=130)
+
+
 def journeys(path: Path) -> None:
     """A table of made-up journeys, with text, an order and gaps."""
     rng = np.random.default_rng(0)
@@ -241,6 +289,6 @@ if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
     # The paper's method takes 650 epochs to come to rest; what is left after 100 is small.
     warnings.simplefilter("ignore", ConvergenceWarning)
-    for draw in (overview, uncertainty, paper, displays, report):
+    for draw in (overview, uncertainty, paper, corner, displays, report):
         draw()
         print(f"{draw.__name__}.png")
