@@ -37,7 +37,7 @@ def classifier(n_classes: int, variance_scale: float = 1.0, family: str = "share
     clf.classes_ = np.arange(n_classes)
     clf.n_features_in_ = 2
     clf.temperature_, clf.variance_scale_ = 1.3, variance_scale
-    clf._fitted = SimpleNamespace(model=model(n_classes, family=family))  # type: ignore[assignment]
+    clf._fitted = SimpleNamespace(model=model(n_classes, family=family), shares=None)  # type: ignore[assignment]
     clf._scaling = Scaling(np.zeros(2), np.ones(2))
     clf._prediction_seed = 0
     return clf

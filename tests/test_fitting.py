@@ -232,9 +232,10 @@ def test_history_and_callback(make):
 
 def test_the_elbo_rises():
     clf = fixed(bound="collapsed", tol=1e-9).fit(X, y)
-    values = [row["value"] for row in clf.history_]
+    # What follows looks for another optimum, and starts anew.
+    values = [row["value"] for row in clf.history_ if row["stage"] == "fit"]
     assert len(values) > 2 and (np.diff(values) >= -1e-9 * abs(values[-1])).all()
-    assert clf.elbo_ == values[-1] < 0
+    assert clf.elbo_ == max(values[-1], clf.history_[-1]["value"]) < 0
 
 
 def test_a_bar_does_not_go_beyond_its_end(capsys):

@@ -167,7 +167,7 @@ def test_draws_of_what_is_known_almost_exactly():
 
 def test_a_fold_that_fails_is_left_out():
     data = blobs(60, 3)
-    fit = SimpleNamespace(plan=SimpleNamespace(likelihood=LIKELIHOOD))
+    fit = SimpleNamespace(plan=SimpleNamespace(likelihood=LIKELIHOOD), shares=None)
     masks, seen = folds(data), []
 
     def predict(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

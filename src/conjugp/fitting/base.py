@@ -30,7 +30,7 @@ from conjugp.training import Progress, Settings, State, initial_state
 KERNEL_CLASSES = 10  # classes of the fits that learn or choose a kernel
 ELBO_ROWS, ELBO_PAIRS = 2048, 2**20  # rows, times classes, that stand for all in the ELBO
 FOLDS = 5
-SATURATED = 4.0  # σ is above .98 there
+SATURATED, SATURATED_ROWS = 4.0, 512  # σ is above .98 there; rows that are asked
 SCALES = (0.1, 1.0)  # of coupled fits with less than all of the conditional variance
 
 
@@ -234,7 +234,7 @@ def saturated(model: Model, data: Dataset) -> bool:
     """Whether most rows have all their latents so far above zero that no class stands out."""
     if model.likelihood.name != LogisticSoftmax.name:
         return False
-    m, _ = model.latent(data.head(ELBO_ROWS).X, variance=False)
+    m, _ = model.latent(data.head(SATURATED_ROWS).X, variance=False)
     return len(m) > 0 and float(m.amin(1).median()) > SATURATED
 
 

@@ -92,6 +92,11 @@ def expected_log_sum(m: Tensor, v: Tensor, rule: Rule | None = None) -> LogSum:
     dtype = torch.float64 if rule is FINE else m.dtype
     m, v = m.to(dtype), v.to(dtype)
     begin, end = _range(m, v, rule)
+    known = torch.isfinite(end - begin)
+    if not bool(known.all()):  # moments that are no numbers
+        lost = rows[~known]
+        put(lost, LogSum(*(torch.full_like(x[lost], torch.nan) for x in found)))
+        rows, m, v, begin, end = (x[known] for x in (rows, m, v, begin, end))
     long = end - begin > _LONG
     if bool(long.any()):
         i = long.nonzero().squeeze(1)
