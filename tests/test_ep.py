@@ -29,6 +29,7 @@ from conjugp.model import coupled
 from conjugp.posterior import Posterior, marginals, moments
 from conjugp.training import Progress, Result, Settings, State, initial_state
 from problems import blobs, generator, random_labels, random_posterior
+from random_cases import allowed
 
 
 def config(noise: float = 1.0, **changes) -> Settings:
@@ -887,3 +888,15 @@ def test_classifier_on_wine(batch_size):
     assert np.mean(clf.predict(X[110:]) != y[110:]) < 0.05
     assert -np.log(p[np.arange(68), y[110:]]).mean() < 0.2
     assert {h["measure"] for h in clf.history_} == {"log evidence"}
+
+
+# Where kernels have many parameters for few rows only folds that learn them again are honest.
+@pytest.mark.parametrize(("n", "n_classes", "n_features", "seed"), [(60, 2, 8, 2), (60, 2, 8, 3)])
+def test_labels_that_are_noise_are_no_worse_than_frequencies(n, n_classes, n_features, seed):
+    rng = np.random.default_rng(seed)
+    X, y = rng.standard_normal((n + 1000, n_features)), rng.integers(n_classes, size=n + 1000)
+    clf = GPClassifier(likelihood="heaviside", inference="ep", random_state=0).fit(X[:n], y[:n])
+    mass = np.bincount(y[:n], minlength=n_classes) + 1
+    base = -np.log(mass / mass.sum())[y[n:]].mean()
+    p = clf.predict_proba(X[n:])
+    assert -np.log(p[np.arange(1000), y[n:]]).mean() <= allowed(base)

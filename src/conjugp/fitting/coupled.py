@@ -276,7 +276,7 @@ class CoupledFit(Fitter):
             learn_kernel=False, learn_mean=False, learn_inducing=False, max_epochs=30, tol=0.1
         )
         numbers = state.theta.numel() * p.learn_kernel + state.mean.numel() * p.learn_mean
-        again = numbers * LEARNED_AGAIN > data.n and p.inference != "ep"
+        again = numbers * LEARNED_AGAIN > data.n
         learning = replace(learning, max_epochs=math.ceil(0.5 * p.max_epochs))
 
         def predict(rows: Tensor) -> tuple[Tensor, Tensor]:
