@@ -20,12 +20,14 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 from conjugp.calibration import (
     LOG_LEAST,
     LOG_MOST,
+    MORE,
     PRIOR_SD,
     VARIANCE_SCALES,
     TemperatureScaled,
     fit_calibration,
     fit_temperature,
 )
+from conjugp.likelihoods import Softmax
 from conjugp.metrics import nll
 from conjugp.prediction import apply_temperature, predict_proba
 from faces import fixed, toy
@@ -100,6 +102,83 @@ def test_heat_leads_to_the_shares_of_the_classes():
     found = apply_temperature(q, t, shares).gather(1, noise).log().mean()
     best = shares[noise].log().mean()
     assert t > 3.0 and -found < -1.05 * best + 0.02
+
+
+def chosen(p: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, shares: torch.Tensor) -> float:
+    """The temperature of latents whose softmax is p."""
+    m = torch.log(p)
+    return fit_calibration(Softmax(), m, torch.zeros_like(m), y, weight, (0.0,), shares).temperature
+
+
+def nll_at(p: torch.Tensor, y: torch.Tensor, t: float, shares: torch.Tensor) -> torch.Tensor:
+    return -apply_temperature(p, t, shares)[torch.arange(len(y)), y].log()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_luck_is_given_up(seed):
+    """By its definition: less is gained over the classes' shares than its standard error."""
+    p, y = labelled(12, 2.5, seed)
+    shares = torch.tensor([0.4, 0.3, 0.2, 0.1]).double()
+    first = fit_temperature(p, y, ones(y), shares)[0]
+    t = chosen(p, y, ones(y), shares)
+    gains = -shares.log()[y] - nll_at(p, y, first, shares)
+    error = float((gains - gains.mean()).square().sum().sqrt())
+    gain = float(gains.sum())
+    if gain >= error:
+        assert t == pytest.approx(first, rel=1e-6)
+        return
+    assert first < t <= MORE * first * (1 + 1e-9)
+    if t < 0.999 * MORE * first:
+        lost = float((nll_at(p, y, t, shares) - nll_at(p, y, first, shares)).sum())
+        assert lost == pytest.approx(error - gain, rel=1e-6)
+
+
+def test_luck_is_found_and_signal_is_not_taken_for_it():
+    shares = torch.full((4,), 0.25).double()
+    rises = []
+    for n in (12, 400):
+        each = [labelled(n, 1.0, s) for s in range(8)]
+        noise = [
+            torch.randint(4, (n,), generator=torch.Generator().manual_seed(s)) for s in range(8)
+        ]
+        for labels in ([y for _, y in each], noise):
+            ratio = []
+            for (p, _), y in zip(each, labels, strict=True):
+                first = fit_temperature(p, y, ones(y), shares)[0]
+                ratio.append(chosen(p, y, ones(y), shares) / first)
+            rises.append(float(np.median(ratio)))
+    few, few_noise, many, _ = rises
+    assert few_noise > 3.0 and many == 1.0 and few < few_noise
+
+
+def test_a_few_rows_of_large_weights_do_not_sharpen():
+    """What they weigh is not how many they are."""
+    p, y = labelled(40, 0.3, 3)
+    shares = torch.full((4,), 0.25).double()
+    one = fit_temperature(p, y, ones(y), shares)[0]
+    assert one < 0.9
+    assert fit_temperature(p, y, 1e6 * ones(y), shares)[0] == pytest.approx(one, rel=1e-3)
+    # Without shares weights are copies, as for any classifier.
+    assert fit_temperature(p, y, 1e6 * ones(y))[0] < 0.7 * one
+    # Heat is believed.
+    p, y = labelled(40, 4.0, 3)
+    assert fit_temperature(p, y, 1e6 * ones(y), shares)[0] > 1.9
+
+
+def test_rows_of_little_weight_are_rows_too():
+    """Where few rows have nearly all the weight the temperature suits the others as well."""
+    p, y = labelled(300, 3.0, 1)
+    shares = torch.full((4,), 0.25).double()
+    sure = p.argmax(1) == y
+    for heavy, cold in ((1e6, 1.0), (2.0, None)):
+        weight = torch.where(sure & (torch.arange(300) < 30), heavy, 1.0).double()
+        t = chosen(p, y, weight, shares)
+        alone = fit_temperature(p, y, weight, shares)[0]
+        if cold is None:
+            assert t == pytest.approx(alone, rel=1e-6)
+        else:
+            assert alone < cold
+            assert t == pytest.approx(fit_temperature(p, y, ones(y), shares)[0], rel=1e-6)
 
 
 def test_weights_are_copies():

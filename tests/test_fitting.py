@@ -19,7 +19,7 @@ from sklearn.exceptions import ConvergenceWarning
 import conjugp
 from conjugp import FitOptions, GPClassifier
 from conjugp import decoupled as decoupled_module
-from conjugp.calibration import VARIANCE_SCALES, fit_calibration
+from conjugp.calibration import MORE, VARIANCE_SCALES, fit_calibration
 from conjugp.data import Data, class_shares
 from conjugp.features import basis, features
 from conjugp.fitting.base import (
@@ -29,6 +29,7 @@ from conjugp.fitting.base import (
     folds,
     largest_classes,
     only_classes,
+    unseen,
 )
 from conjugp.fitting.coupled import CoupledFit, kernel_rate
 from conjugp.fitting.kernel import KernelChoice, cache_bytes
@@ -41,6 +42,7 @@ from conjugp.progress import ProgressBar
 from conjugp.training import Progress, initial_state
 from faces import decoupled, fitted_attributes, fixed, minibatch, toy
 from problems import labelled
+from random_cases import allowed
 
 X, y = toy(60)
 quiet = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -65,6 +67,40 @@ def test_folds(counts, seed):
         assert (times[rows] == (0 if copies or data.n < FOLDS else 1)).all()
         if count >= 3:
             assert all(int((rows & ~mask).sum()) >= count - -(-count // FOLDS) for mask in masks)
+
+
+def test_what_only_a_fold_has_is_not_seen():
+    X = torch.tensor([[1.0, 0.0, 5.0], [2.0, 0.0, 5.0], [3.0, 1.0, 5.0], [4.0, 9.0, 6.0]])
+    data = Data(X, torch.tensor([0, 1, 0, 1]), torch.tensor([1.0, 1.0, 1.0, 0.0]), 2)
+    fold = torch.tensor([False, False, True, False])
+    assert unseen(data, fold).tolist() == [[3.0, 0.0, 5.0]]
+    # Rows without weight say nothing of a column; what others have is kept.
+    fold = torch.tensor([True, False, False, False])
+    assert unseen(data, fold).tolist() == [[1.0, 0.0, 5.0]]
+    assert unseen(data, torch.tensor([True, True, True, True])).tolist() == X.tolist()
+
+
+@pytest.mark.parametrize("n", [80, 250, 400])
+def test_names_as_dummies(n):
+    """A column for every row, as of a name; new rows have none of them, and no other row did."""
+    rng = np.random.default_rng(n)
+    x = rng.standard_normal((n + 1000, 3))
+    y = (x[:, 0] + 0.7 * rng.standard_normal(n + 1000) > 0.3).astype(int)
+    A = np.hstack([x[:n], np.eye(n)])
+    B = np.hstack([x[n:], np.zeros((1000, n))])
+    clf = GPClassifier(random_state=0).fit(A, y[:n])
+    p = clf.predict_proba(B)[np.arange(1000), y[n:]]
+    share = (np.bincount(y[:n]) + 1) / (n + 2)
+    assert -np.log(p).mean() <= allowed(-np.log(share)[y[n:]].mean())
+
+
+def test_a_class_without_rows_in_folds_is_not_excluded():
+    """Two copies of a row say how often it came, not what a fit without it would say."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((8, 2))
+    y = np.array([0] * 6 + [1] * 2)
+    weight = np.full(8, 100.0)
+    assert GPClassifier(random_state=0).fit(X, y, weight).temperature_ >= 1.0
 
 
 def test_largest_classes():
@@ -115,7 +151,8 @@ def test_the_temperature_is_bounded_and_shrunk(make):
     """Labels drawn at random, where a naive temperature would run away."""
     rng = np.random.default_rng(0)
     few = make(temperature="auto").fit(X[:9], y[:9])
-    assert 0.8 < few.temperature_ < 1.25
+    # Where they do not show that frequencies are worse it may be MORE times as high.
+    assert 0.8 < few.temperature_ < 1.25 * (MORE if make is minibatch else 1.0)
     noisy = make(temperature="auto").fit(rng.standard_normal((80, 2)), np.arange(80) % 3)
     assert 1 / 8 <= noisy.temperature_ <= 8
 
@@ -235,7 +272,7 @@ def test_the_elbo_rises():
     # What follows looks for another optimum, and starts anew.
     values = [row["value"] for row in clf.history_ if row["stage"] == "fit"]
     assert len(values) > 2 and (np.diff(values) >= -1e-9 * abs(values[-1])).all()
-    assert clf.elbo_ == max(values[-1], clf.history_[-1]["value"]) < 0
+    assert clf.elbo_ == pytest.approx(max(values[-1], clf.history_[-1]["value"]), rel=1e-9)
 
 
 def test_a_bar_does_not_go_beyond_its_end(capsys):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import minimize_scalar
+from scipy.optimize import brentq, minimize_scalar
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -19,6 +19,8 @@ from conjugp.prediction import apply_temperature, predict_proba
 # log T is normal with this deviation beforehand: thirty points can hardly move it, thousands can.
 PRIOR_SD = 0.3
 LOG_LEAST, LOG_MOST = -math.log(8.0), math.log(1000.0)
+MORE = 4.0  # times a temperature is what is still credible
+UNEVEN = 1 / 3  # of the rows: weights are uneven where they count for fewer than that
 VARIANCE_SCALES = (0.0, 0.03, 0.1, 0.3, 1.0)
 TINY = 1e-300  # a probability of 0, as some classifiers give
 MAX_PAIRS = 10**7  # rows times classes that a calibration looks at
@@ -43,9 +45,13 @@ def fit_temperature(
     """
     log_p = torch.log(p.double().clamp(min=TINY))
     w = weight.double()
+    # To be surer than the model takes rows, however much a few of them weigh.
+    rows = 1.0 if shares is None else min(1.0, _count(w) / float(w.sum().clamp_min(TINY)))
+    at_one = float(w @ _nll(log_p, y, 1.0, shares))
 
     def loss(log_t: float) -> float:
-        return float(w @ _nll(log_p, y, math.exp(log_t), shares)) + 0.5 * (log_t / PRIOR_SD) ** 2
+        more = float(w @ _nll(log_p, y, math.exp(log_t), shares)) - at_one
+        return at_one + more * (rows if log_t < 0 else 1.0) + 0.5 * (log_t / PRIOR_SD) ** 2
 
     found = minimize_scalar(
         loss, bounds=(LOG_LEAST, LOG_MOST), method="bounded", options={"xatol": 1e-4}
@@ -79,19 +85,59 @@ def fit_calibration(
     rows = slice(max(1, MAX_PAIRS // m.shape[1]))
     m, v, y, weight = m[rows], v[rows], y[rows], weight[rows].double()
     rough = m.numel() > ROUGH_PAIRS
-    found: list[tuple[Calibration, Tensor]] = []
+    found: list[tuple[Calibration, Tensor, Tensor]] = []
     for scale in sorted(variance_scales, reverse=True):
         p = predict_proba(likelihood, m, v, variance_scale=scale, rough=rough)
         t, loss = fit_temperature(p, y, weight, shares)
-        each = _nll(torch.log(p.double().clamp(min=TINY)), y, t, shares)
-        found.append((Calibration(t, scale, loss), each))
-    best, least = min(found, key=lambda one: one[0].loss)
-    for calibration, each in found:
-        excess = weight * (each - least)
-        error = float((excess - excess.mean()).square().sum().sqrt())
-        if calibration.loss - best.loss <= error:
-            return calibration
-    return best
+        log_p = torch.log(p.double().clamp(min=TINY))
+        found.append((Calibration(t, scale, loss), log_p, _nll(log_p, y, t, shares)))
+    best, of_best, least = min(found, key=lambda one: one[0].loss)
+    will_do = (
+        (one, log_p)
+        for one, log_p, each in found
+        if one.loss - best.loss <= _sum_and_error(weight * (each - least))[1]
+    )
+    calibration, log_p = next(will_do, (best, of_best))
+    if shares is None:
+        return calibration
+    t, positive = calibration.temperature, (weight > 0).double()
+    if _count(weight) < UNEVEN * float(positive.sum()):  # it is to do for the other rows as well
+        t = max(t, fit_temperature(log_p.exp(), y, positive, shares)[0])
+    return calibration._replace(temperature=_credible(t, log_p, y, weight, shares))
+
+
+def _count(weight: Tensor) -> float:
+    """As many rows of even weights say as much."""
+    w = weight / weight.amax().clamp_min(TINY) if len(weight) else weight
+    return float(w.sum() ** 2 / w.square().sum().clamp_min(TINY))
+
+
+def _sum_and_error(x: Tensor) -> tuple[float, float]:
+    """The sum of what rows have, and its standard error."""
+    return float(x.sum()), float((x - x.mean()).square().sum().sqrt())
+
+
+def _credible(t: float, log_p: Tensor, y: Tensor, weight: Tensor, shares: Tensor) -> float:
+    """A temperature, or a higher one where rows do not show that the classes' shares are worse.
+
+    What few rows gain over these is partly luck. Where it is less than its standard error, what it
+    lacks is given up too.
+    """
+    each = _nll(log_p, y, t, shares)
+
+    def lost(log_t: float) -> Tensor:
+        return weight * (_nll(log_p, y, math.exp(log_t), shares) - each)
+
+    gain, error = _sum_and_error(lost(LOG_MOST))
+    begin = math.log(t)
+    end = min(begin + math.log(MORE), LOG_MOST)
+
+    def left(log_t: float) -> float:
+        return float(lost(log_t).sum()) - (error - gain)
+
+    if gain >= error or end <= 0.0:
+        return t
+    return math.exp(end if gain <= 0.0 or left(end) <= 0.0 else float(brentq(left, begin, end)))
 
 
 class TemperatureScaled(PostHocClassifier):

@@ -180,7 +180,7 @@ class Fitter(ABC):
         scales: tuple[float, ...],
     ) -> Calibration:
         """The calibration of every fold's latent moments, predicted without its rows."""
-        masks, found = list[Tensor](), list[tuple[Tensor, Tensor]]()
+        masks, moments = list[Tensor](), list[tuple[Tensor, Tensor]]()
         for mask in folds(data):
             try:
                 m, v = predict(mask)
@@ -188,13 +188,17 @@ class Fitter(ABC):
                 continue  # the others will do
             if bool(torch.isfinite(m).all() & torch.isfinite(v).all()):
                 masks.append(mask)
-                found.append((m, v))
+                moments.append((m, v))
         if not masks:
             return Calibration(1.0, 1.0, math.inf)
-        m, v = (torch.cat(part) for part in zip(*found, strict=True))
+        m, v = (torch.cat(part) for part in zip(*moments, strict=True))
         i = torch.cat([mask.nonzero()[:, 0] for mask in masks])
         y, weight, like = data.y[i], data.weight[i], self.plan.likelihood
-        return fit_calibration(like, m, v, y, weight, scales, self.shares)
+        found = fit_calibration(like, m, v, y, weight, scales, self.shares)
+        # Without rows of some class nothing says that it can be excluded.
+        if found.temperature < 1.0 and len(torch.unique(y)) < len(torch.unique(data.y)):
+            return found._replace(temperature=1.0)
+        return found
 
 
 def variance_scales(family: str, kept: float = 1.0) -> tuple[float, ...]:
@@ -228,6 +232,16 @@ def folds(data: Data) -> list[Tensor]:
     place[torch.argsort(data.y, stable=True)] = torch.arange(data.n, device=data.y.device)
     masks = [(place % FOLDS == k) & usable for k in range(FOLDS)]
     return [mask for mask in masks if mask.any() and not mask.all()]
+
+
+def unseen(data: Data, fold: Tensor) -> Tensor:
+    """The rows of a fold as they are to a fit without them.
+
+    A column that varies in these rows alone, such as the dummy of a level that only one row has,
+    would take them far from all others. It says nothing of new rows, whose levels have no column.
+    """
+    rest, rows = data.X[~fold & (data.weight > 0)], data.X[fold]
+    return torch.where((rest == rest[:1]).all(0), rest[:1], rows) if len(rest) else rows
 
 
 def saturated(model: Model, data: Dataset) -> bool:

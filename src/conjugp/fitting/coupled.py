@@ -22,6 +22,7 @@ from conjugp.fitting.base import (
     largest_classes,
     only_classes,
     saturated,
+    unseen,
     variance_scales,
 )
 from conjugp.inference import svi
@@ -182,7 +183,8 @@ class CoupledFit(Fitter):
             at = replace(state, q=q)
             other = self._train(at, data, there, "another optimum")
             q = other.state.q
-        if other.elbo > result.elbo:
+        # Both may be one optimum, as far as a fit goes to its end.
+        if other.elbo > result.elbo + p.tol * data.total:
             return replace(result, state=other.state, elbo=other.elbo, converged=other.converged)
         return result
 
@@ -292,7 +294,8 @@ class CoupledFit(Fitter):
                 return self._trainer(fresh, train, how, self.generator).fit(self.journal)
 
             fitted = self.journal.stage("fold", fit).state
-            return coupled(fitted, p.likelihood, p.bound, p.options.jitter).latent(data.X[rows])
+            model = coupled(fitted, p.likelihood, p.bound, p.options.jitter)
+            return model.latent(unseen(data, rows))
 
         return self._folded(data, predict, variance_scales("full", self.kept))
 

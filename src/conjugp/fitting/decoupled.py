@@ -14,7 +14,7 @@ from conjugp.covariance import NONE
 from conjugp.data import Data, Dataset
 from conjugp.decoupled import KernelRows, MeanSettings
 from conjugp.deferred import Deferred
-from conjugp.fitting.base import Fitted, estimated_elbo, variance_scales
+from conjugp.fitting.base import Fitted, estimated_elbo, unseen, variance_scales
 from conjugp.fitting.kernel import KernelChoice
 from conjugp.inference.mean import Interrupted
 from conjugp.joint import JointSettings, learn_kernel
@@ -230,7 +230,7 @@ class DecoupledFit(KernelChoice):
             start = decoupled.start_mean(len(Z), self.mean)
             settings = self._mean_settings(train.n)
             source = decoupled.kernel_rows(kernel, Z, train, settings)
-            return self._fit_weights(train, start, settings, source).latent(data.X[rows])
+            return self._fit_weights(train, start, settings, source).latent(unseen(data, rows))
 
         def fold(rows: Tensor) -> tuple[Tensor, Tensor]:
             return self.journal.stage("fold", lambda: predict(rows))
