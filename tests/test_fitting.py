@@ -247,6 +247,18 @@ def test_more_dummies_than_rows():
     assert clf.temperature_ > 0.8
 
 
+def test_many_features_that_are_worth_the_same():
+    """All lengthscales move together: each held by itself, they stay too short (.63 right)."""
+    right = []
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        slope, A = rng.standard_normal(100), rng.standard_normal((3250, 100))
+        b = (0.3 * A @ slope + rng.logistic(size=3250) > 0).astype(int)
+        clf = GPClassifier(random_state=seed).fit(A[:250], b[:250])
+        right.append(clf.score(A[250:], b[250:]))
+    assert np.mean(right) > 0.68
+
+
 # --- what is reported ----------------------------------------------------------------------------
 
 

@@ -637,3 +637,15 @@ def test_normalised_refuses_bad_units(units):
 def test_normalised_refuses_what_is_no_kernel():
     with pytest.raises(TypeError, match="kernel must be a kernel"):
         Normalised(3.0)  # type: ignore[arg-type]
+
+
+def test_the_prior_on_parameters_lets_many_of_one_move_together():
+    """The slope is that of ½ Σ (d − d̄)² + ½ d̄² for the numbers of each parameter."""
+    kernel = RBF(np.ones(5), 2.0) + RBF(1.0, 1.0)
+    moved = torch.randn(3, kernel.n_theta, dtype=torch.float64, requires_grad=True)
+    loss = moved.new_zeros(())
+    for d in moved.split([5, 1, 1, 1], 1):
+        mean = d.mean(1, keepdim=True)
+        loss = loss + 0.5 * (d - mean).square().sum() + 0.5 * mean.square().sum()
+    (expected,) = torch.autograd.grad(loss, moved)
+    torch.testing.assert_close(kernel.prior_slope(moved.detach()), expected)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq, minimize_scalar
+from scipy.optimize import minimize_scalar, root_scalar
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -137,7 +137,9 @@ def _credible(t: float, log_p: Tensor, y: Tensor, weight: Tensor, shares: Tensor
 
     if gain >= error or end <= 0.0:
         return t
-    return math.exp(end if gain <= 0.0 or left(end) <= 0.0 else float(brentq(left, begin, end)))
+    if gain <= 0.0 or left(end) <= 0.0:
+        return math.exp(end)
+    return math.exp(root_scalar(left, bracket=(begin, end)).root)
 
 
 class TemperatureScaled(PostHocClassifier):

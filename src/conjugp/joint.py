@@ -112,7 +112,8 @@ class Joint:
     def _move_kernel(self, rate: float) -> None:
         g = self.theta.grad
         assert g is not None
-        g += self.settings.kernel_prior / self.total * (self.theta.detach() - self.start)
+        slope = self.template.prior_slope(self.theta.detach() - self.start)
+        g += self.settings.kernel_prior / self.total * slope
         self._adam.descend([g], [rate])
         self.theta.grad = None
 

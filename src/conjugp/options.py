@@ -59,7 +59,8 @@ class FitOptions(BaseEstimator):
         ... until they reach this size.
     kernel_prior : float, default=1.0
         Strength, in nats, of a Gaussian prior on the log kernel parameters, and on prior means
-        that are learned, around their start.
+        that are learned, around their start. Many lengthscales move together as easily as one
+        number, and each is held near their mean.
     hold_out : float, default=0.1
         Share of the training rows that choose kernel and temperature before they are trained on.
     jitter : float or None, default=None

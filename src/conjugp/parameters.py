@@ -84,6 +84,18 @@ class Parametric:
         new = iter([value.reshape(shape) for value, shape in zip(values, shapes, strict=True)])
         return self._with_parameters(lambda name, old: next(new))
 
+    def prior_slope(self, moved: Tensor) -> Tensor:
+        """The gradient of the prior's −log at theta moved (..., n_theta) from where it is centred.
+
+        ½ Σ (d_j − d̄)² + ½ d̄² for the numbers of one parameter, moved by d: all lengthscales
+        together move as easily as one, however many they are.
+        """
+        parts = moved.split([_tensor(value).numel() for _, value in self._parameters()], -1)
+        means = (part.mean(-1, keepdim=True) for part in parts)
+        return torch.cat(
+            [d - (1 - 1 / d.shape[-1]) * m for d, m in zip(parts, means, strict=True)], -1
+        )
+
     def filled(self, lengthscale: Tensor, variance: float) -> Self:
         """A copy with every ``None`` replaced, by lengthscale (D,) or variance ()."""
 

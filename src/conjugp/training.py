@@ -373,14 +373,24 @@ class Trainer:
 
     def _move(self, rate: float) -> None:
         """One Adam step on the hyperparameters from the gradients collected so far."""
-        s, strength = self.state, self.settings.kernel_prior / self.total
-        for leaf, start in ((s.theta, self._start_theta), (s.mean, self._start_mean)):
-            if strength and leaf.grad is not None:
-                leaf.grad += strength * (leaf.detach() - start)
+        if self.settings.kernel_prior:
+            leaves = Leaves(*(leaf.detach() for leaf in self._leaves))
+            for leaf, slope in zip(self._leaves, self._prior_slopes(leaves), strict=True):
+                if slope is not None and leaf.grad is not None:
+                    leaf.grad += slope
         rates = [rate * factor for factor in self._factors]
         self._adam.descend([leaf.grad for leaf in self._leaves], rates)
         for leaf in self._leaves:
             leaf.grad = None
+
+    def _prior_slopes(self, leaves: Leaves) -> tuple[Tensor | None, ...]:
+        """What the prior on kernel parameters and prior means adds to the gradient of each leaf."""
+        strength = self.settings.kernel_prior / self.total
+        if not strength:
+            return (None, None, None)
+        of_theta = self.state.template.prior_slope(leaves.theta - self._start_theta.detach())
+        of_mean = leaves.mean - self._start_mean.detach()
+        return (strength * of_theta, None, strength * of_mean)
 
     def _snapshot(self) -> State:
         s = self.state
@@ -648,8 +658,7 @@ class Trainer:
                 (data.X, data.y, data.weight),
                 ROUND,
                 self.learning,
-                (self._start_theta.detach(), self._start_mean.detach()),
-                self.settings.kernel_prior / self.total,
+                self._prior_slopes,
                 self._factors,
             )
         before = batches.order, batches.at, self.generator.get_state()

@@ -8,6 +8,7 @@ that is read with the ELBOs, once a round.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -41,16 +42,15 @@ class Rounds:
         rows: tuple[Tensor, Tensor, Tensor],
         limit: int,
         gradients: bool,
-        starts: tuple[Tensor, Tensor],
-        strength: float,
+        prior_slopes: Callable[[Leaves], Sequence[Tensor | None]],
         factors: tuple[float, ...],
     ) -> None:
         """`rows`: X, y and weights; `limit`: the longest round; `factors`: of Adam's rate, by leaf.
 
-        `starts`: where theta and prior means are held, with a `strength`.
+        `prior_slopes`: what a prior on the leaves adds to their gradients.
         """
         self.step, self.rows, self.gradients = step, rows, gradients
-        self.starts, self.strength = starts, strength
+        self.prior_slopes = prior_slopes
         self.q = Posterior(q.h.clone(), q.P.clone())
         # What is learned stands in one piece: Adam is then a handful of launches, not one for each.
         self._moving = [i for i, moves in enumerate(step.learned) if moves and gradients]
@@ -145,12 +145,8 @@ class Rounds:
         put(P, new)
         if not self._moving:
             return
-        gradients = list(found.gradients)
-        for i, start in zip((0, 2), self.starts, strict=True):
-            g = gradients[i]
-            if g is not None and self.strength:
-                gradients[i] = g.add(self.leaves[i] - start, alpha=self.strength)
-        g = torch.cat([x.view(-1) for x in gradients if x is not None])
+        pairs = zip(found.gradients, self.prior_slopes(self.leaves), strict=True)
+        g = torch.cat([(x if p is None else x + p).view(-1) for x, p in pairs if x is not None])
         first = torch.lerp(self._first, g, 1 - beta1)
         second = torch.addcmul(beta2 * self._second, g, g, value=1 - beta2)
         length = second.sqrt().div_(correction).add_(1e-8)
