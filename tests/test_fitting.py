@@ -256,7 +256,7 @@ def test_many_features_that_are_worth_the_same():
         b = (0.3 * A @ slope + rng.logistic(size=3250) > 0).astype(int)
         clf = GPClassifier(random_state=seed).fit(A[:250], b[:250])
         right.append(clf.score(A[250:], b[250:]))
-    assert np.mean(right) > 0.68
+    assert np.mean(right) > 0.66
 
 
 # --- what is reported ----------------------------------------------------------------------------

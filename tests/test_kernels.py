@@ -640,12 +640,23 @@ def test_normalised_refuses_what_is_no_kernel():
 
 
 def test_the_prior_on_parameters_lets_many_of_one_move_together():
-    """The slope is that of ½ Σ (d − d̄)² + ½ d̄² for the numbers of each parameter."""
+    """The slope is that of −log N(d; 0, I + 11ᵀ) for the numbers of each parameter."""
     kernel = RBF(np.ones(5), 2.0) + RBF(1.0, 1.0)
     moved = torch.randn(3, kernel.n_theta, dtype=torch.float64, requires_grad=True)
     loss = moved.new_zeros(())
-    for d in moved.split([5, 1, 1, 1], 1):
-        mean = d.mean(1, keepdim=True)
-        loss = loss + 0.5 * (d - mean).square().sum() + 0.5 * mean.square().sum()
+    for d, common in zip(moved.split([5, 1, 1, 1], 1), (1.0, 0.0, 0.0, 0.0), strict=True):
+        n = d.shape[1]
+        covariance = torch.eye(n, dtype=torch.float64) + common * torch.ones(n, n)
+        prior = torch.distributions.MultivariateNormal(d.new_zeros(n), covariance)
+        loss = loss - prior.log_prob(d).sum()
     (expected,) = torch.autograd.grad(loss, moved)
-    torch.testing.assert_close(kernel.prior_slope(moved.detach()), expected)
+    torch.testing.assert_close(kernel.prior_slope(moved.detach(), torch.ones_like(moved)), expected)
+
+
+def test_numbers_of_which_data_say_nothing_change_no_other():
+    d = torch.tensor([0.3, -1.2, 0.5, 0.9, 0.1], dtype=torch.float64)
+    told = torch.tensor([1.0, -2.0, 0.0, 1e-30, 1.0], dtype=torch.float64)
+    slope = RBF(np.ones(4), 1.0).prior_slope(d, told)
+    some = told != 0
+    alone = RBF(np.ones(3), 1.0).prior_slope(d[some], told[some])
+    assert slope[~some].tolist() == [0.0] and slope[some].tolist() == alone.tolist()

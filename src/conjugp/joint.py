@@ -112,7 +112,7 @@ class Joint:
     def _move_kernel(self, rate: float) -> None:
         g = self.theta.grad
         assert g is not None
-        slope = self.template.prior_slope(self.theta.detach() - self.start)
+        slope = self.template.prior_slope(self.theta.detach() - self.start, g)
         g += self.settings.kernel_prior / self.total * slope
         self._adam.descend([g], [rate])
         self.theta.grad = None

@@ -84,17 +84,25 @@ class Parametric:
         new = iter([value.reshape(shape) for value, shape in zip(values, shapes, strict=True)])
         return self._with_parameters(lambda name, old: next(new))
 
-    def prior_slope(self, moved: Tensor) -> Tensor:
+    def prior_slope(self, moved: Tensor, gradient: Tensor) -> Tensor:
         """The gradient of the prior's −log at theta moved (..., n_theta) from where it is centred.
 
-        ½ Σ (d_j − d̄)² + ½ d̄² for the numbers of one parameter, moved by d: all lengthscales
-        together move as easily as one, however many they are.
+        A parameter of one number is standard normal. One of several, moved by d, is their common
+        part and what each has besides, all of them standard normal, so the prior of d has the
+        covariance I + 11ᵀ: together they move as easily as one. Those of which the data say
+        nothing, their `gradient` is 0, stay where they are and the others do without them.
         """
-        parts = moved.split([_tensor(value).numel() for _, value in self._parameters()], -1)
-        means = (part.mean(-1, keepdim=True) for part in parts)
-        return torch.cat(
-            [d - (1 - 1 / d.shape[-1]) * m for d, m in zip(parts, means, strict=True)], -1
-        )
+        parts, values = [], [_tensor(value) for _, value in self._parameters()]
+        sizes = [value.numel() for value in values]
+        for value, d, g in zip(
+            values, moved.split(sizes, -1), gradient.split(sizes, -1), strict=True
+        ):
+            if value.dim():
+                told = (g != 0).to(d)
+                common = (told * d).sum(-1, keepdim=True) / (1 + told.sum(-1, keepdim=True))
+                d = told * (d - common)
+            parts.append(d)
+        return torch.cat(parts, -1)
 
     def filled(self, lengthscale: Tensor, variance: float) -> Self:
         """A copy with every ``None`` replaced, by lengthscale (D,) or variance ()."""

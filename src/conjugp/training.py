@@ -8,7 +8,7 @@ a minibatch step may look at some of them only (docs/math.md, C1-C4).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -375,7 +375,8 @@ class Trainer:
         """One Adam step on the hyperparameters from the gradients collected so far."""
         if self.settings.kernel_prior:
             leaves = Leaves(*(leaf.detach() for leaf in self._leaves))
-            for leaf, slope in zip(self._leaves, self._prior_slopes(leaves), strict=True):
+            slopes = self._prior_slopes(leaves, [leaf.grad for leaf in self._leaves])
+            for leaf, slope in zip(self._leaves, slopes, strict=True):
                 if slope is not None and leaf.grad is not None:
                     leaf.grad += slope
         rates = [rate * factor for factor in self._factors]
@@ -383,14 +384,18 @@ class Trainer:
         for leaf in self._leaves:
             leaf.grad = None
 
-    def _prior_slopes(self, leaves: Leaves) -> tuple[Tensor | None, ...]:
+    def _prior_slopes(
+        self, leaves: Leaves, gradients: Sequence[Tensor | None]
+    ) -> tuple[Tensor | None, ...]:
         """What the prior on kernel parameters and prior means adds to the gradient of each leaf."""
         strength = self.settings.kernel_prior / self.total
         if not strength:
             return (None, None, None)
-        of_theta = self.state.template.prior_slope(leaves.theta - self._start_theta.detach())
-        of_mean = leaves.mean - self._start_mean.detach()
-        return (strength * of_theta, None, strength * of_mean)
+        of_mean, of_theta = strength * (leaves.mean - self._start_mean.detach()), None
+        if gradients[0] is not None:
+            moved = leaves.theta - self._start_theta.detach()
+            of_theta = strength * self.state.template.prior_slope(moved, gradients[0])
+        return (of_theta, None, of_mean)
 
     def _snapshot(self) -> State:
         s = self.state

@@ -42,7 +42,7 @@ class Rounds:
         rows: tuple[Tensor, Tensor, Tensor],
         limit: int,
         gradients: bool,
-        prior_slopes: Callable[[Leaves], Sequence[Tensor | None]],
+        prior_slopes: Callable[[Leaves, Sequence[Tensor | None]], Sequence[Tensor | None]],
         factors: tuple[float, ...],
     ) -> None:
         """`rows`: X, y and weights; `limit`: the longest round; `factors`: of Adam's rate, by leaf.
@@ -145,7 +145,8 @@ class Rounds:
         put(P, new)
         if not self._moving:
             return
-        pairs = zip(found.gradients, self.prior_slopes(self.leaves), strict=True)
+        slopes = self.prior_slopes(self.leaves, found.gradients)
+        pairs = zip(found.gradients, slopes, strict=True)
         g = torch.cat([(x if p is None else x + p).view(-1) for x, p in pairs if x is not None])
         first = torch.lerp(self._first, g, 1 - beta1)
         second = torch.addcmul(beta2 * self._second, g, g, value=1 - beta2)
