@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -172,6 +173,61 @@ def path_of(name: str) -> Path:
 def load_table(name: str) -> pd.DataFrame:
     """A table of numbers and categories; the labels are its column `target`."""
     return pd.read_parquet(_own(f"tables/{name}.parquet"))
+
+
+def tables_at_hand() -> list[str]:
+    """The names of all tables in the user's folder."""
+    folder = Path(os.environ.get(VARIABLE) or "/nowhere") / "tables"
+    return sorted(path.stem for path in folder.glob("*.parquet"))
+
+
+def parts_of(table: pd.DataFrame) -> tuple[pd.DataFrame, NDArray, NDArray | None]:
+    """Features, labels, and which rows are to be tested on, if that is given."""
+    test = table.pop("is_test").to_numpy(bool) if "is_test" in table else None
+    return table, table.pop("target").to_numpy(), test
+
+
+def load_encoded(name: str, seed: int = 0, most: int = 3000) -> Split:
+    """Split number `seed` of a table, one-hot, with at most so many rows to train on.
+
+    The first split is the table's own, if it has one. Else half of the rows of every class are to
+    train on, and 70 % where there are more than 2,000.
+    """
+    from sklearn.model_selection import train_test_split
+
+    table, y, is_test = parts_of(load_table(name))
+    y = np.unique(y, return_inverse=True)[1]
+    rows = np.arange(len(y))
+    if is_test is not None and seed == 0:
+        order = np.random.default_rng(seed).permutation(rows)
+        train, test = order[~is_test[order]], order[is_test[order]]
+    else:
+        share, counts = 0.5 if len(y) <= 2000 else 0.7, np.bincount(y)
+        same = y if counts.min() > 1 else None
+        train, test = train_test_split(rows, train_size=share, stratify=same, random_state=seed)
+    train = train[:most]
+    test = test[np.isin(y[test], y[train])]
+    X_train, X_test = one_hot(table, train, test)
+    return Split(X_train, y[train], X_test, y[test])
+
+
+def one_hot(table: pd.DataFrame, train: NDArray, test: NDArray) -> list[NDArray]:
+    """Numbers with medians and an indicator where they are missing, text one-hot."""
+    from sklearn.compose import make_column_transformer
+    from sklearn.impute import SimpleImputer
+    from sklearn.preprocessing import OneHotEncoder
+
+    numbers = table.select_dtypes(["number", "bool"]).columns
+    table = table.astype(dict.fromkeys(numbers, float))
+    text = table.columns.difference(numbers)
+    table[text] = table[text].astype(object).where(table[text].notna(), "missing")
+    columns = make_column_transformer(
+        (SimpleImputer(strategy="median", add_indicator=True, keep_empty_features=True), numbers),
+        (OneHotEncoder(handle_unknown="ignore", sparse_output=False), text),
+    ).fit(table.iloc[train])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # levels that no training row has
+        return [columns.transform(table.iloc[rows]) for rows in (train, test)]
 
 
 def _own(file: str) -> Path:

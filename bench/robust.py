@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from data import VARIABLE
-from numpy.typing import NDArray
+import pandas as pd
+from data import VARIABLE, one_hot, parts_of
 from record import add_output, context, keep
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
@@ -70,7 +70,7 @@ def work(name: str) -> dict[str, Any]:
 def from_file(path: Path) -> Case:
     """Some rows of a set to train on, and some to test on."""
     if path.suffix == ".parquet":
-        X, y, test = _table(path)
+        X, y, test = parts_of(pd.read_parquet(path))
     else:
         with np.load(path) as file:
             parts = dict(file)
@@ -87,38 +87,10 @@ def from_file(path: Path) -> Case:
     else:
         train, held = order[~test[order]][:TRAIN_ROWS], order[test[order]]
     held = held[np.isin(y[held], y[train])][:TEST_ROWS]
-    A, B = _encoded(X, train, held) if path.suffix == ".parquet" else (X[train], X[held])
+    A, B = one_hot(X, train, held) if path.suffix == ".parquet" else (X[train], X[held])
     y_train, n = y[train], len(train)
     said = f"{path.stem}: {n} x {A.shape[1]}, {len(np.unique(y_train))} classes"
     return Case(A.astype(float), y_train, B.astype(float), y[held], None, said)
-
-
-def _table(path: Path) -> tuple[Any, NDArray[Any], NDArray[Any] | None]:
-    """Features, labels, and which rows are to be tested on, if that is given."""
-    import pandas as pd
-
-    table = pd.read_parquet(path)
-    test = table.pop("is_test").to_numpy(bool) if "is_test" in table else None
-    return table, table.pop("target").to_numpy(), test
-
-
-def _encoded(table: Any, train: NDArray[Any], test: NDArray[Any]) -> list[NDArray[Any]]:
-    """Numbers with medians where they are missing, text one-hot."""
-    from sklearn.compose import make_column_transformer
-    from sklearn.impute import SimpleImputer
-    from sklearn.preprocessing import OneHotEncoder
-
-    numbers = table.select_dtypes(["number", "bool"]).columns
-    table = table.astype(dict.fromkeys(numbers, float))
-    text = table.columns.difference(numbers)
-    table[text] = table[text].astype(object).where(table[text].notna(), "missing")
-    columns = make_column_transformer(
-        (SimpleImputer(strategy="median", add_indicator=True, keep_empty_features=True), numbers),
-        (OneHotEncoder(handle_unknown="ignore", sparse_output=False), text),
-    ).fit(table.iloc[train])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # levels that no training row has
-        return [columns.transform(table.iloc[rows]) for rows in (train, test)]
 
 
 def sets_at_hand() -> list[str]:

@@ -39,14 +39,16 @@ def data(n: int, n_classes: int, n_features: int) -> Data:
     return Data(X, y, torch.ones(n), n_classes)
 
 
-def stepper(rows: Data, M: int, B: int, bound: str, *, fused: bool) -> Callable[[], Any]:
-    """One step of a fit that is under way, batch after batch."""
+def stepper(
+    rows: Data, M: int, B: int, bound: str, *, fused: bool, n_steps: int = 10**6
+) -> Callable[[], Any]:
+    """One step of a fit of so many that is under way, batch after batch."""
     kernel = RBF(torch.full((rows.X.shape[1],), rows.X.shape[1] ** 0.5), 10.0)
     state = initial_state([kernel], rows.X[:M].clone(), torch.full((rows.n_classes,), -2.0))
     settings = Settings(LogisticSoftmax(), bound, learn_inducing=True, batch_size=B)
     trainer = Trainer(state, rows, settings, torch.Generator().manual_seed(0))
     if fused:
-        trainer._start_fused(B, 10**6)
+        trainer._start_fused(B, n_steps)
     n, at = len(rows.y), [0]
 
     def step() -> None:

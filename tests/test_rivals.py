@@ -237,7 +237,10 @@ def test_pairs_that_do_not_go_together():
         ({"inference": "ep", "likelihood": "softmax"}, "inference='ep' needs"),
         ({"inference": "mc-vi", "bound": "tight"}, "bound must be None with inference='mc-vi'"),
         ({"inference": "mc-vi", "covariance": "shared"}, "covariance='shared' needs inference"),
-        ({"likelihood": "softmax", "bound": "collapsed"}, "bound must be one of 'tight', 'jensen'"),
+        (
+            {"likelihood": "softmax", "bound": "collapsed"},
+            "bound must be one of 'exact', 'tight', 'jensen'",
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
             fixed(**settings).fit(X, y)

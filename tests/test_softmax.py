@@ -1,4 +1,4 @@
-"""The softmax: its two bounds and its predictive integral."""
+"""The softmax: E[log p], its two bounds and its predictive integral."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def expected_log_sum(m: np.ndarray, v: np.ndarray) -> float:
     w = np.exp(-0.5 * z * z)
     w /= w.sum()
     f = m[:, None] + np.sqrt(v)[:, None] * z
-    t = np.arange(-30.0 - f.max(), 5.0 - f.min(axis=1).max(), 1 / 16)
+    # As long as one of the two exponentials is there.
+    t = np.arange(-30.0 - max(f.max(), 0.0), 5.0 - min(f.min(axis=1).max(), 0.0), 1 / 16)
     log_f = [
         np.log(np.maximum(np.exp(-np.exp(np.minimum(x + f, 50))) @ w, 1e-300)).sum() for x in t
     ]
@@ -63,6 +64,40 @@ def test_how_tight(n_classes, variance, gap):
     assert np.all(bound("tight", y, m, v) > bound("jensen", y, m, v))
     if variance >= 5.0:
         assert np.all(bound("tight", y, m, v) > tilted(y, m, v))
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 10])
+@pytest.mark.parametrize("variance", [0.01, 1.0, 30.0, 300.0])
+def test_exact(n_classes, variance):
+    """Against the integral over a dense grid; derivatives by finite differences of that."""
+    y, m, v = normals(3, n_classes, 3.0, variance)
+    label = m.gather(1, y[:, None])[:, 0].numpy()
+    log_sum = [expected_log_sum(*x) for x in zip(m.numpy(), v.numpy(), strict=True)]
+    found = SOFTMAX.expectation(y, m, v, "exact")
+    np.testing.assert_allclose(found.value, label - np.array(log_sum), rtol=1e-8, atol=1e-8)
+    for c in range(2):
+        for x, slope in ((m, found.dm), (v, found.dv)):
+            h = 1e-3 * (1.0 if x is m else variance)
+            up, down = x.clone(), x.clone()
+            up[0, c] += h
+            down[0, c] -= h
+            high, low = (
+                -expected_log_sum(*((a, v[0].numpy()) if x is m else (m[0].numpy(), a)))
+                for a in (up[0].numpy(), down[0].numpy())
+            )
+            expected = (high - low) / (2 * h) + float(x is m and int(y[0]) == c)
+            assert float(slope[0, c]) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+@given(st.data())
+def test_no_bound_is_above_the_value(data):
+    n = data.draw(st.integers(2, 6))
+    m = torch.tensor([data.draw(st.lists(st.floats(-50, 50), min_size=n, max_size=n))]).double()
+    v = 10.0 ** torch.tensor([data.draw(st.lists(st.floats(-8, 4), min_size=n, max_size=n))])
+    y = torch.tensor([data.draw(st.integers(0, n - 1))])
+    exact, tight, jensen = (float(bound(b, y, m, v.double())[0]) for b in SOFTMAX.bounds)
+    slack = 1e-7 * max(1.0, abs(exact))
+    assert max(tight, jensen) <= exact + slack and exact <= slack
 
 
 @given(st.data())

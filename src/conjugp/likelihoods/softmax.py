@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot
 
 from conjugp.likelihoods._lambda_integral import softmax_entropy
+from conjugp.likelihoods._log_sum import expected_log_sum
 from conjugp.likelihoods._many_classes import predictive
 from conjugp.likelihoods.base import Expectation, Likelihood
 from conjugp.numerics import expected_log_sigmoid, logistic_moments
@@ -18,17 +19,19 @@ from conjugp.numerics import expected_log_sigmoid, logistic_moments
 __all__ = ["Softmax"]
 
 _NEWTON = 8
+_ABOVE, _BELOW = 6.0, 20.0  # e^f is σ(f) to 2e-9 up to six deviations above the means
 
 
 @dataclass(frozen=True)
 class Softmax(Likelihood):
     """The softmax likelihood, also called multinomial logit.
 
-    Its bounds, tightest first: ``"tight"`` (L6) and ``"jensen"`` (L5).
+    ``"exact"`` is E[log p] itself (L4); its bounds are, tightest first, ``"tight"`` (L6) and
+    ``"jensen"`` (L5).
     """
 
     name: ClassVar[str] = "softmax"
-    bounds: ClassVar[tuple[str, ...]] = ("tight", "jensen")
+    bounds: ClassVar[tuple[str, ...]] = ("exact", "tight", "jensen")
 
     def start_means(self, shares: Tensor) -> Tensor:
         """The softmax of the means are the shares."""
@@ -56,8 +59,17 @@ class Softmax(Likelihood):
         return softmax_entropy(m, v)
 
     def expectation(self, y: Tensor, m: Tensor, v: Tensor, bound: str) -> Expectation:
-        """One of the two bounds."""
-        return {"tight": _tight, "jensen": _jensen}[bound](y, m, v)
+        """E[log p] or one of the two bounds."""
+        return {"exact": _exact, "tight": _tight, "jensen": _jensen}[bound](y, m, v)
+
+
+def _exact(y: Tensor, m: Tensor, v: Tensor) -> Expectation:
+    """m_y − E[log Σ e^f_c]: all latents far below zero, where e^f is σ(f) (L4, B11)."""
+    label, wide = one_hot(y, m.shape[-1]).double(), m.double()
+    shift = (wide + _ABOVE * v.double().sqrt()).amax(-1, keepdim=True) + _BELOW
+    total = expected_log_sum((wide - shift).to(m.dtype), v)
+    value = ((wide - shift) * label).sum(-1) - total.value
+    return Expectation(value, label - total.dm, -total.dv)
 
 
 def _jensen(y: Tensor, m: Tensor, v: Tensor) -> Expectation:
