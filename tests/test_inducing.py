@@ -183,3 +183,23 @@ def test_by_class_shares_go_with_the_root_of_size():
     # In random order: the first few are a sample of all.
     first = torch.bincount((Z[:35, 0] / 1000).round().long(), minlength=3)
     assert ((first - counts / 2).abs() <= 7).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_points_that_are_nearly_equal_are_one(dtype):
+    """Copies that differ by rounding; far from the origin, and in a column of short lengths."""
+    g = torch.Generator().manual_seed(0)
+    X = torch.randn(50, 3, generator=g, dtype=torch.float64) * torch.tensor([1.0, 10.0, 1e-3])
+    X = X.to(dtype)
+    copies = X[None] * (1 + 1e-7 * torch.randn(4, 50, 1, generator=g).to(dtype))
+    rows = copies.reshape(-1, 3)
+    kernel = RBF(np.array([1.0, 10.0, 1e-3]))
+    Z = choose("kmeans", rows, torch.ones(200), 200, kernel, g)
+    # At most those on the edge of a cell have a second point.
+    assert 50 <= len(Z) <= 52
+    assert float(torch.cdist(X.double(), Z.double()).amin(1).max()) < 1e-5
+    # In lengths as short as what they differ by they are not.
+    short = RBF(np.array([1e-7, 1e-6, 1e-10]))
+    assert len(choose("kmeans", rows, torch.ones(200), 200, short, g)) == len(
+        torch.unique(rows, dim=0)
+    )

@@ -16,6 +16,7 @@ STRATEGIES = ("kmeans", "greedy", "random")
 _SEED_LIMIT = 300  # beyond this many centres a random start does
 _ONE_BY_ONE = 16  # seeds
 _LEAST_ROWS, _ROWS_PER_CENTRE = 2000, 16  # that k-means looks at
+_NEAR = 1e-4  # lengthscales: points nearer than that are one
 _FARTHEST = 1e12  # lengthscales from the origin: squares of float32 stay in range
 _DIRECTIONS, _DIRECTION_ROWS = 64, 500  # in which it measures distances, and rows that show them
 
@@ -32,12 +33,12 @@ def choose(
 
     k-means measures distances in the kernel's lengthscales, "greedy" looks at the kernel itself.
     """
-    distinct = torch.unique(X, dim=0) if n * 4 > len(X) else X
+    lengths = None if kernel is None else metric(kernel, X)
+    distinct = _distinct(X, lengths) if n * 4 > len(X) else X
     if n >= len(distinct):
         # `unique` sorts, and the first points carry the covariance of a decoupled posterior.
         return distinct[torch.randperm(len(distinct), generator=generator).to(X.device)]
     if strategy == "kmeans":
-        lengths = None if kernel is None else metric(kernel, X)
         return kmeans(X, weight, n, generator, lengths=lengths)
     if strategy == "greedy":
         assert kernel is not None
@@ -89,8 +90,25 @@ def by_class(
         if k < len(rows):
             Xc = kmeans(Xc, some.weight, k, generator, lengths=lengths)
         centres.append(Xc)
-    Z = torch.unique(torch.cat(centres), dim=0)
+    Z = _distinct(torch.cat(centres), lengths)
     return Z[torch.randperm(len(Z), generator=generator).to(Z.device)][:n]
+
+
+def _distinct(X: Tensor, lengths: Tensor | None) -> Tensor:
+    """The rows of X (N, D) that differ by more than rounding, sorted; one of those nearly equal.
+
+    Two in one place make a kernel matrix singular and say no more than one.
+    """
+    rows = torch.unique(X, dim=0)
+    cells = torch.round(rows.double() / (_NEAR if lengths is None else _NEAR * lengths.double()))
+    found, cell = torch.unique(cells, dim=0, return_inverse=True)
+    if len(found) == len(rows):
+        return rows
+    at = torch.arange(len(rows), device=X.device)
+    first = torch.full((len(found),), len(rows), device=X.device).scatter_reduce(
+        0, cell, at, "amin"
+    )
+    return rows[first.sort().values]
 
 
 def metric(kernel: Kernel, X: Tensor) -> Tensor:
