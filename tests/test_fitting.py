@@ -235,6 +235,17 @@ def test_labels_that_are_noise_are_told_so(n, n_features, n_classes):
     assert -np.log(p[np.arange(len(p)), label]).mean() < 1.05 * base + 0.02
 
 
+@pytest.mark.parametrize("weight", [1.0, 2.5, 3e5, 1e-5])
+def test_a_lonely_row_is_in_a_fold_whatever_all_rows_weigh(weight):
+    """Not one that weighs as much as many others: leaving that out is to forget what is known."""
+    labels = torch.tensor([0] * 9 + [1])
+    weights = torch.full((10,), weight, dtype=torch.float64)
+    rows = Data(torch.arange(10.0)[:, None].double(), labels, weights, 2)
+    assert sum(int(mask[-1]) for mask in folds(rows)) == 1
+    heavy = rows._replace(weight=torch.cat([weights[:9], 1000 * weights[9:].clamp_min(1.0)]))
+    assert not any(bool(mask[-1]) for mask in folds(heavy))
+
+
 def test_more_dummies_than_rows():
     """A kernel of as many lengthscales as that is learned again without the fold's labels."""
     rng = np.random.default_rng(1)

@@ -227,7 +227,9 @@ def folds(data: Data) -> list[Tensor]:
     if data.n < FOLDS:
         return []
     counts = torch.bincount(data.y, minlength=data.n_classes)
-    usable = ((counts >= 3) | (data.mass < 3.0))[data.y]
+    # As many as that, for rows of this set, are copies of one.
+    many = 3.0 * max(1.0, data.total / data.n)
+    usable = ((counts >= 3) | (data.mass < many))[data.y]
     place = torch.empty_like(data.y)
     place[torch.argsort(data.y, stable=True)] = torch.arange(data.n, device=data.y.device)
     masks = [(place % FOLDS == k) & usable for k in range(FOLDS)]
