@@ -63,7 +63,7 @@ def test_folds(counts, seed):
     for c, count in enumerate(counts):
         rows = data.y == c
         # Every row is predicted once, but for those of a class that is copies of one or two.
-        copies = count < 3 and float(data.mass[c]) >= 3.0
+        copies = count < 3 and float(data.mass[c]) >= 3.0 * max(1.0, data.total / data.n)
         assert (times[rows] == (0 if copies or data.n < FOLDS else 1)).all()
         if count >= 3:
             assert all(int((rows & ~mask).sum()) >= count - -(-count // FOLDS) for mask in masks)
