@@ -134,6 +134,41 @@ def test_alike_and_of_two_widths(m, v):
         np.testing.assert_allclose(found.dv[0], dv, rtol=0, atol=1e-8)
 
 
+# One latent unlike many others: far tails that add up, and classes below the first node in x.
+HARD = {
+    "wide tails": ([4.0] + 99 * [-50.0], [1e-8] + 99 * [144.0]),
+    "wide tails of ten": ([-20.0] + 9 * [-50.0], [1e-8] + 9 * [625.0]),
+    "many far below one": ([20.0] + 99 * [-15.0], [1.0] + 99 * [0.3]),
+    "a thousand far below one": ([20.0] + 999 * [-15.0], [1.0] + 999 * [0.3]),
+    "all deep": (10 * [-50.0], [1e-8] + 9 * [900.0]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", HARD)
+def test_hard_rows(name, dtype):
+    m, v = (np.array(x, dtype=np.float32).astype(float) for x in HARD[name])
+    if dtype == torch.float32 and len(m) > 100:
+        m, v = m[:100], v[:100]  # 1 − F of so many small ones has not the digits
+    value, dm, dv = brute(m, v)
+    found = expected_log_sum(torch.tensor(m, dtype=dtype)[None], torch.tensor(v, dtype=dtype)[None])
+    of_value, of_slopes = PROMISED[FINE if dtype == torch.float64 else QUICK]
+    assert float(found.value[0]) == pytest.approx(value, rel=of_value, abs=of_value)
+    np.testing.assert_allclose(found.dm[0], dm, rtol=0, atol=of_slopes)
+    np.testing.assert_allclose(found.dv[0], dv, rtol=0, atol=of_slopes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_as_far_below_zero_as_numbers_go(dtype):
+    m = torch.tensor([[-1e30, -1e30], [-1e6, -1e6 - 3.0], [0.0, -1.0]], dtype=dtype)
+    found = expected_log_sum(m, torch.full_like(m, 0.5))
+    assert all(bool(torch.isfinite(x).all()) for x in found)
+    assert float(found.value[0]) == pytest.approx(-1e30, rel=1e-6)
+    near = expected_log_sum(m[1:2] + 1e6 - 100.0, torch.full_like(m[1:2], 0.5))
+    assert float(found.value[1]) == pytest.approx(float(near.value) - 1e6 + 100.0, rel=1e-12)
+    torch.testing.assert_close(found.dm[1:2], near.dm, rtol=1e-4, atol=1e-6)
+
+
 def test_on_a_grid_in_two_dimensions():
     rng = np.random.default_rng(0)
     for _ in range(30):
@@ -270,6 +305,20 @@ def test_rows_do_not_depend_on_each_other(rule):
     apart = [expected_log_sum(m[i : i + 1], v[i : i + 1], rule) for i in range(len(m))]
     alone = LogSum(*(torch.cat(parts) for parts in zip(*apart, strict=True)))
     assert_close(together, alone, 1e-2 * PROMISED[rule][0], 1e-2 * PROMISED[rule][1])
+
+
+def test_float32_rows_do_not_depend_on_each_other():
+    """Nor does a narrow one on a row that is a thousand times as long in t."""
+    rng = np.random.default_rng(12)
+    m = torch.tensor(rng.uniform(-2.0, 1.0, (40, 1)), dtype=torch.float32)
+    v = torch.tensor(rng.uniform(0.055, 0.1, (40, 1)), dtype=torch.float32)
+    m[::2], v[::2] = -50.0, 1e4
+    together = expected_log_sum(m, v)
+    exact = expected_log_sum(m.double(), v.double())
+    assert_close(together, exact, 1e-5, 5e-5)
+    apart = [expected_log_sum(m[i : i + 1], v[i : i + 1]) for i in range(len(m))]
+    alone = LogSum(*(torch.cat(parts) for parts in zip(*apart, strict=True)))
+    assert_close(together, alone, 1e-6, 5e-6)
 
 
 @RULES

@@ -26,16 +26,18 @@ def normals(n: int, n_classes: int, spread: float, variance: float, seed: int = 
 
 def expected_log_sum(m: np.ndarray, v: np.ndarray) -> float:
     """E[log Σe^f] for any C: log T = ∫ (e^−λ − e^−λT) dλ/λ makes the classes separate."""
-    z = np.linspace(-8.5, 8.5, 601)
+    pairs, count = np.unique(np.stack([m, v]), axis=1, return_counts=True)
+    sd = np.sqrt(pairs[1])
+    z = np.linspace(-9.5, 9.5, max(601, round(50 * sd.max())) | 1)
     w = np.exp(-0.5 * z * z)
     w /= w.sum()
-    f = m[:, None] + np.sqrt(v)[:, None] * z
+    f = pairs[0][:, None] + sd[:, None] * z
     # As long as one of the two exponentials is there.
-    t = np.arange(-30.0 - max(f.max(), 0.0), 5.0 - min(f.min(axis=1).max(), 0.0), 1 / 16)
+    t = np.arange(-30.0 - max(f.max(), 0.0), 5.0 - min(f.min(axis=1).max(), 0.0), 1 / 4)
     log_f = [
-        np.log(np.maximum(np.exp(-np.exp(np.minimum(x + f, 50))) @ w, 1e-300)).sum() for x in t
+        count @ np.log(np.maximum(np.exp(-np.exp(np.minimum(x + f, 50))) @ w, 1e-300)) for x in t
     ]
-    return float(np.sum(np.exp(-np.exp(np.minimum(t, 50))) - np.exp(log_f)) / 16)
+    return float(np.sum(np.exp(-np.exp(np.minimum(t, 50))) - np.exp(log_f)) / 4)
 
 
 def bound(name: str, y: Tensor, m: Tensor, v: Tensor) -> np.ndarray:
@@ -87,6 +89,36 @@ def test_exact(n_classes, variance):
             )
             expected = (high - low) / (2 * h) + float(x is m and int(y[0]) == c)
             assert float(slope[0, c]) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+# Wide latents far below one that is sure: their tails decide.
+HARD = {
+    "tails": ([50.0] + 99 * [-50.0], [1e-8] + 99 * [625.0]),
+    "far tails": ([350.0] + 99 * [-50.0], [1e-8] + 99 * [1e4]),
+    "a hundred wide": (100 * [0.0], 100 * [900.0]),
+    "ten wide": (10 * [0.0], 10 * [900.0]),
+    "as wide as may be": (100 * [0.0], 100 * [1e4]),
+    "sd of thirty": ([120.0] + 99 * [0.0], [1e-8] + 99 * [900.0]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", HARD)
+def test_exact_of_wide_rows(name, dtype):
+    m, v = (np.array(x) for x in HARD[name])
+    v = np.float32(v).astype(float)
+    exact = m[0] - expected_log_sum(m, v)
+    found = SOFTMAX.expectation(
+        torch.tensor([0]),
+        torch.tensor(m, dtype=dtype)[None],
+        torch.tensor(v, dtype=dtype)[None],
+        "exact",
+    )
+    of_value = 1e-5 if dtype == torch.float32 else 1e-8
+    # Relative to the latents' range, of which the value is a difference.
+    size = max(1.0, np.ptp(m), np.sqrt(v.max())) if dtype == torch.float32 else max(1.0, abs(exact))
+    assert abs(float(found.value) - exact) < of_value * size
+    assert abs(float(found.dm.sum())) < (1e-4 if dtype == torch.float32 else 1e-7)
 
 
 @given(st.data())

@@ -32,6 +32,8 @@ _SKIP = 1e-6  # rows whose integral is certainly smaller do without it
 _NARROW = 0.02  # and it is not looked for where a variance is larger
 _LONG = 1000.0  # rows that are longer in t have nodes of their own
 _HALVINGS = 5  # more make ranges shorter, but take longer than that saves
+_DEEP = -30.0  # where σ(f) is e^f: rows wholly below are moved up to it
+_FAR = 100.0  # from where float32 has not the digits for differences
 _SPAN = 1.5  # rows that share nodes have together no more than so many times the longest
 
 
@@ -51,15 +53,15 @@ class Rule(NamedTuple):
     first: float  # log λS at the first t: below it the integrand is a cubic in λ ...
     above: float  # with f this many standard deviations above its mean
     last: float  # −log ∏F at the last t
-    left: float  # nodes in x go so far below −t, where λσ counts for nothing ...
+    left: float  # nodes in x go so far and log C below −t, where λσ counts for nothing ...
     right: float  # ... and so far above 0, where σ is 1
     drop: float  # or above −t, where e^{−λσ} is 0
     nodes: int  # of narrower Gaussians
     elements: int  # (row, class) pairs at a time
 
 
-FINE = Rule(0.4, ((0.2, 0.4), (0.05, 0.2)), -7.0, 6.0, 26.0, 26.0, 26.0, 4.5, 15, 2048)
-QUICK = Rule(0.7, ((0.25, 0.6), (0.06, 0.3)), -3.5, 4.0, 14.0, 11.0, 12.5, 3.5, 5, 4096)
+FINE = Rule(0.4, ((0.2, 0.4), (0.05, 0.2)), -7.0, 7.5, 26.0, 26.0, 26.0, 4.5, 15, 2048)
+QUICK = Rule(0.7, ((0.25, 0.6), (0.06, 0.3)), -3.5, 6.0, 14.0, 11.0, 12.5, 3.5, 5, 4096)
 
 
 @torch.no_grad()
@@ -69,6 +71,13 @@ def expected_log_sum(m: Tensor, v: Tensor, rule: Rule | None = None) -> LogSum:
     By `FINE`, the rule of float64, to 1e-9; by `QUICK` to 1e-5, its derivatives to 1e-4.
     """
     rule = rule or (FINE if m.dtype == torch.float64 else QUICK)
+    up = (_DEEP - (m + rule.above * v.sqrt()).amax(1, keepdim=True)).clamp_min_(0.0)
+    found = _near_zero(m + up, v, rule)
+    return found._replace(value=found.value - up.squeeze(1).double())
+
+
+def _near_zero(m: Tensor, v: Tensor, rule: Rule) -> LogSum:
+    """`expected_log_sum` of rows some of whose latents may be not far below zero."""
     if launches.serves(m):
         return _windows(m, v, rule)
     B, C = m.shape
@@ -104,7 +113,7 @@ def expected_log_sum(m: Tensor, v: Tensor, rule: Rule | None = None) -> LogSum:
             put(rows[some], _windows(m[some], v[some], rule))
     for i in _groups(begin, end, (~long).nonzero().squeeze(1), max(1, rule.elements // C)):
         t = _nodes(float(begin[i].min()), float(end[i].max()), rule.step, m)
-        put(rows[i], _integral(m[i], v[i], t, rule))
+        put(rows[i], _integral(m[i], v[i], t, end[i], rule))
     return found
 
 
@@ -135,11 +144,14 @@ def tangent_sums(
     B, K = m.shape
     t, dm, dv, u = (torch.empty(B, K, dtype=torch.float64, device=m.device) for _ in range(4))
     log_total = torch.log(total.double())
-    begin, end = 2.0 * rule.first - log_total, math.log(rule.last) + 0.5 - log_total
+    # Where λσ(f_c) is small also for an f_c far above its mean.
+    most = logsigmoid(m + rule.above * v.sqrt()).amax(1).double()
+    begin = torch.minimum(2.0 * rule.first - log_total, rule.first - most)
+    end = math.log(rule.last) + 0.5 - log_total
     everything = torch.arange(B, device=m.device)
     for i in _groups(begin, end, everything, max(1, rule.elements // K)):
         nodes = _nodes(float(begin[i].min()), float(end[i].max()), rule.step, m)
-        falls = _Falls(m[i].reshape(-1), v[i].reshape(-1), nodes, rule)
+        falls = _Falls(m[i], v[i], nodes, rule)
         fall = falls.values()
         scaled = torch.exp(nodes + log_total[i].unsqueeze(1))  # λτ
         weight = torch.exp(-scaled) * _weights(len(nodes), rule.step, m.device)
@@ -243,15 +255,18 @@ def _least(dtype: torch.dtype) -> float:
 # --- By products ----------------------------------------------------------------------------
 
 
-def _integral(m: Tensor, v: Tensor, t: Tensor, rule: Rule) -> LogSum:
-    """For rows (B, C) that share the nodes t (T,) (B11, B12)."""
+def _integral(m: Tensor, v: Tensor, t: Tensor, end: Tensor, rule: Rule) -> LogSum:
+    """For rows (B, C) that share the nodes t (T,) and end at `end` (B,) (B11, B12)."""
     (B, C), T = m.shape, len(t)
-    falls = _Falls(m.reshape(-1), v.reshape(-1), t, rule)
+    falls = _Falls(m, v, t, rule)
     # What of a class is left may be nothing; the others' product is then the quotient all the same.
     F = torch.rsub(falls.values(), 1.0).clamp_min_(_least(m.dtype)).view(B, C, T)
     product = F[:, 0].clone()
     for c in range(1, C):
         product.mul_(F[:, c])
+    if float(t[-1] - t[0]) > _FAR:
+        # On nodes of others, beyond its own last one, a row would add up rounding.
+        product.mul_(t < end.unsqueeze(1) + rule.step)
     weight = _weights(T, rule.step, m.device)
     value = _against(product, t, weight)
     # −∂/∂F of the integral, by 1 − F: the product of the others.
@@ -271,9 +286,11 @@ def _against(product: Tensor, t: Tensor, weight: Tensor) -> Tensor:
 
 
 class _Falls:
-    """1 − F (n, T) of n Gaussians at nodes t, and what it pulls at."""
+    """1 − F (n, T) of the n Gaussians of rows (B, C) at nodes t, and what it pulls at."""
 
     def __init__(self, m: Tensor, v: Tensor, t: Tensor, rule: Rule) -> None:
+        rule = rule._replace(left=rule.left + math.log(m.shape[1]))
+        m, v = m.reshape(-1), v.reshape(-1)
         self.shape, self.like = (len(m), len(t)), m
         self.parts: list[tuple[Tensor | slice, _Wide | _Narrow]] = []
         least = float(v.min())
@@ -317,15 +334,16 @@ class _Wide:
         # Above the drop e^{−λσ} is 0; with a smaller λ it never is.
         high = math.ceil((rule.right if first < rule.drop + 1.0 else rule.drop - first) / h)
         x = torch.arange(low, high + 1, dtype=t.dtype, device=t.device) * h
-        # Relative to one of them: far from 0 float32 has few digits.
-        near = x[len(x) // 2].to(m.dtype)
         self.fall = _fall(x.unsqueeze(1), t, h).to(m.dtype)  # (J, T)
         self.inverse = (2.0 * v).rsqrt_().unsqueeze(1)
         # Subnormal numbers would make all that follows many times slower.
         far = 6.0 if m.dtype == torch.float32 else 25.0
-        x = (x - near.double()).to(m.dtype)
-        z = (x - (m - near).unsqueeze(1)).mul_(self.inverse).clamp_(-far, far)
-        self.z = z  # (n, J), over √2
+        # Relative to one of them: far from 0 float32 has few digits, and for long ranges too few.
+        like = m.double() if float(x[-1] - x[0]) > _FAR else m
+        near = x[len(x) // 2].to(like.dtype)
+        x = (x - near.double()).to(like.dtype)
+        z = (x - (like - near).unsqueeze(1)).mul_(self.inverse).clamp_(-far, far)
+        self.z = z.to(m.dtype)  # (n, J), over √2
         self.work = torch.erfc(self.z)
 
     def values(self) -> Tensor:

@@ -19,7 +19,7 @@ from conjugp.numerics import expected_log_sigmoid, logistic_moments
 __all__ = ["Softmax"]
 
 _NEWTON = 8
-_ABOVE, _BELOW = 6.0, 20.0  # e^f is σ(f) to 2e-9 up to six deviations above the means
+_ABOVE, _BELOW = 8.0, 20.0  # e^f is σ(f) to 2e-9 up to so many deviations above the means
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,10 @@ class Softmax(Likelihood):
 def _exact(y: Tensor, m: Tensor, v: Tensor) -> Expectation:
     """m_y − E[log Σ e^f_c]: all latents far below zero, where e^f is σ(f) (L4, B11)."""
     label, wide = one_hot(y, m.shape[-1]).double(), m.double()
-    shift = (wide + _ABOVE * v.double().sqrt()).amax(-1, keepdim=True) + _BELOW
-    total = expected_log_sum((wide - shift).to(m.dtype), v)
-    value = ((wide - shift) * label).sum(-1) - total.value
+    top = (wide + _ABOVE * v.double().sqrt()).amax(-1, keepdim=True)
+    low = (wide - top) - _BELOW
+    total = expected_log_sum(low.to(m.dtype), v)
+    value = low.gather(-1, y[:, None]).squeeze(-1) - total.value
     return Expectation(value, label - total.dm, -total.dv)
 
 
