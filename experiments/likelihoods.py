@@ -53,6 +53,7 @@ SETTINGS: dict[str, Any] = {
     "max_epochs": 200,
 }
 METHODS: dict[str, dict[str, Any]] = {
+    "logistic-softmax exact": {"bound": "exact"},
     "logistic-softmax tight": {"bound": "tight"},
     "logistic-softmax collapsed": {"bound": "collapsed"},
     "logistic-softmax augmented": {"bound": "augmented"},
@@ -74,6 +75,7 @@ ASIDE = {  # variations of the others, at some variances only
 }
 SCORES = {"error": "test error", "nll": "NLL", "ece": "calibration error"}
 STYLES = {
+    "logistic-softmax exact": ("#12406f", "-"),
     "logistic-softmax tight": ("#2a6fbb", "-"),
     "logistic-softmax collapsed": ("#2a6fbb", "--"),
     "logistic-softmax augmented": ("#2a6fbb", ":"),

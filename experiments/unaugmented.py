@@ -1,4 +1,4 @@
-"""The logistic-softmax likelihood with E_q[log p(y | f)] itself, by quadrature: no augmentation.
+"""E_q[log p(y | f)] of the logistic-softmax by quadrature over all classes, to compare with.
 
 A tensor Gauss-Hermite rule over all classes, so for three or four classes, and for variances of
 order one: logistic functions have poles at distance π, and the rule sees them where v is large.
@@ -7,7 +7,6 @@ order one: logistic functions have poles at distance π, and the rule sees them 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,9 +20,8 @@ _ELEMENTS = 2**22  # grid values at a time
 
 @dataclass(frozen=True)
 class Unaugmented(LogisticSoftmax):
-    """One more "bound", ``"exact"``: the expected log-likelihood, which no bound exceeds."""
+    """The same likelihood with another ``"exact"``."""
 
-    bounds: ClassVar[tuple[str, ...]] = ("exact", *LogisticSoftmax.bounds)
     n_nodes: int = 24  # per class
 
     def expectation(self, y: Tensor, m: Tensor, v: Tensor, bound: str) -> Expectation:

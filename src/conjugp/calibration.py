@@ -20,6 +20,7 @@ from conjugp.prediction import apply_temperature, predict_proba
 PRIOR_SD = 0.3
 LOG_LEAST, LOG_MOST = -math.log(8.0), math.log(1000.0)
 MORE = 4.0  # times a temperature is what is still credible
+LUCK = 1.0  # nats that a few rows may gain by chance
 UNEVEN = 1 / 3  # of the rows: weights are uneven where they count for fewer than that
 VARIANCE_SCALES = (0.0, 0.03, 0.1, 0.3, 1.0)
 TINY = 1e-300  # a probability of 0, as some classifiers give
@@ -120,8 +121,8 @@ def _sum_and_error(x: Tensor) -> tuple[float, float]:
 def _credible(t: float, log_p: Tensor, y: Tensor, weight: Tensor, shares: Tensor) -> float:
     """A temperature, or a higher one where rows do not show that the classes' shares are worse.
 
-    What few rows gain over these is partly luck. Where it is less than its standard error, what it
-    lacks is given up too.
+    What few rows gain over these is partly luck. Where it is less than its standard error, or than
+    `LUCK` nats of an average row, what it lacks is given up too.
     """
     each = _nll(log_p, y, t, shares)
 
@@ -129,6 +130,7 @@ def _credible(t: float, log_p: Tensor, y: Tensor, weight: Tensor, shares: Tensor
         return weight * (_nll(log_p, y, math.exp(log_t), shares) - each)
 
     gain, error = _sum_and_error(lost(LOG_MOST))
+    error = max(error, LUCK * float(weight[weight > 0].mean()) if bool((weight > 0).any()) else 0.0)
     begin = math.log(t)
     end = min(begin + math.log(MORE), LOG_MOST)
 
