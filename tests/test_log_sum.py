@@ -12,7 +12,7 @@ from scipy.integrate import dblquad, quad
 from scipy.special import expit, log_expit
 from torch import Tensor
 
-from conjugp.likelihoods import LogisticSoftmax
+from conjugp.likelihoods import LogisticSoftmax, Softmax
 from conjugp.likelihoods import _log_sum as log_sum
 from conjugp.likelihoods._log_sum import FINE, QUICK, LogSum, Rule, expected_log_sum, tangent_sums
 
@@ -499,3 +499,18 @@ def test_tangents_of_rows_with_many_totals():
             alone = tangent_sums(m_d[part], v_d[part], tau[part], sigma[part])
             for a, b in zip(together, alone, strict=True):
                 torch.testing.assert_close(a[part] / tau[i], b / tau[i], rtol=tol, atol=tol)
+
+
+@pytest.mark.parametrize("likelihood", [LogisticSoftmax(), Softmax()], ids=lambda k: k.name)
+def test_rough_sites_have_five_digits(likelihood):
+    """Fits in float64 learn their hyperparameters by these."""
+    generator = torch.Generator().manual_seed(0)
+    m = 10.0 * torch.randn(500, 4, generator=generator, dtype=torch.float64)
+    v = torch.exp(3.0 * torch.randn(500, 4, generator=generator, dtype=torch.float64))
+    y = torch.randint(4, (500,), generator=generator)
+    fine, rough = (likelihood.site(y, m, v, "exact", some) for some in (False, True))
+    assert rough.bound.dtype == torch.float64 and not torch.equal(fine.bound, rough.bound)
+    torch.testing.assert_close(rough.bound, fine.bound, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(rough.precision, fine.precision, rtol=1e-4, atol=1e-4)
+    slopes = [site.potential - site.precision * m for site in (rough, fine)]
+    torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-4)

@@ -72,6 +72,7 @@ class Settings:
     inducing_rate: float = 1.0
     settled: int = 5  # steps of q alone, before it says anything about hyperparameters
     kept: float = 1.0  # the share of the variance given the inducing points that rows keep (Q9)
+    rough: bool = False  # whether five digits of E[log p] do for all of the fit
 
 
 @dataclass
@@ -187,6 +188,7 @@ class Trainer:
         self._rate = settings.learning_rate
         self._n_others = self._check_class_batch()
         self.journal = Journal()
+        self._rough = settings.rough  # ... and for the steps at hand
         self._fused: FusedStep | None = None
         self._adam_move = move
         self._rounds: Rounds | None = None
@@ -267,7 +269,8 @@ class Trainer:
         if not part.n:
             return self._nothing()
         cfg, mean = self.settings, self.state.mean.detach()
-        return svi.evaluate(q, cfg.likelihood, cfg.bound, f, part.y, mean, part.weight, False)[0]
+        args = q, cfg.likelihood, cfg.bound, f, part.y, mean, part.weight, False, self._rough
+        return svi.evaluate(*args)[0]
 
     # --- one pass -----------------------------------------------------------------------------
 
@@ -288,6 +291,7 @@ class Trainer:
             s.mean.detach(),
             part.weight,
             gradients,
+            self._rough,
         )
         if grads is not None:
             self._collect(f, grads, scale)
@@ -826,8 +830,9 @@ class Trainer:
         history: list[float] = [] if loop is None else loop["history"]
         n = math.ceil(self.settings.max_epochs)
         if self.learning and (loop is None or "best" in loop):
+            self._rough = True  # hyperparameters need not know better where to go
             self._learn(history, max(1, int(0.8 * n)), loop)
-            loop = None
+            self._rough, loop = self.settings.rough, None
         for leaf in self._leaves:
             leaf.requires_grad_(False)
         converged = self._ascend(history, max(n - len(history), 2), loop)
@@ -886,6 +891,8 @@ class Trainer:
         stats = self._full_pass(q, False)
         elbo = float(stats.bound) - float(kl(q))
         slack = 1e-9 if self.state.Z.dtype == torch.float64 else 1e-6
+        # Below what rough values can tell apart there is nothing to gain.
+        slack, digits = (1e-6, 1e-4) if self._rough else (slack, 0.0)
         rho, first = 1.0, 0
         if loop is None:
             history.append(elbo)
@@ -910,7 +917,7 @@ class Trainer:
             gain, elbo, stats, self.state.q = new - elbo, new, new_stats, candidate
             history.append(elbo)
             self._report(len(history), self.settings.max_epochs, elbo)
-            if gain < self.settings.tol * 1e-2 * self.total:
+            if gain < max(self.settings.tol * 1e-2 * self.total, digits * abs(elbo)):
                 return True
             rho = min(1.0, 1.5 * rho)
         return False

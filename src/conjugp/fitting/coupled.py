@@ -275,11 +275,16 @@ class CoupledFit(Fitter):
         """
         p = self.plan
         settings = self._settings(
-            learn_kernel=False, learn_mean=False, learn_inducing=False, max_epochs=30, tol=0.1
+            learn_kernel=False,
+            learn_mean=False,
+            learn_inducing=False,
+            max_epochs=30,
+            tol=0.1,
+            rough=True,
         )
         numbers = state.theta.numel() * p.learn_kernel + state.mean.numel() * p.learn_mean
         again = numbers * LEARNED_AGAIN > data.n
-        learning = replace(learning, max_epochs=math.ceil(0.5 * p.max_epochs))
+        learning = replace(learning, max_epochs=math.ceil(0.5 * p.max_epochs), rough=True)
 
         def predict(rows: Tensor) -> tuple[Tensor, Tensor]:
             train = data._replace(weight=data.weight * ~rows)

@@ -96,12 +96,13 @@ def evaluate(
     mean: Tensor,
     weight: Tensor,
     gradients: bool,
+    rough: bool = False,
 ) -> tuple[Statistics, Gradients | None]:
     """One pass over a batch: its statistics for q and, if asked, the hyperparameters' gradients."""
     m, v, W = marginals(q, f)
     m = (m + mean).requires_grad_(gradients)
     with torch.set_grad_enabled(gradients):
-        site = likelihood.site(y, m, v, bound)
+        site = likelihood.site(y, m, v, bound, rough)
         total = (site.bound * weight).sum()
     s = statistics(f, clamp(site, m.detach()), mean, weight)
     if not gradients:

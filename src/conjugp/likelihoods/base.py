@@ -91,17 +91,23 @@ class Likelihood(ABC):
         """The likelihood with parameters of its own fitted to weighted rows at N(m, v)."""
         return self
 
-    def site(self, y: Tensor, m: Tensor, v: Tensor, bound: str | None = None) -> Site:
-        """Sites of labels y (B,) at q(f) = N(m, v), m and v (B, C); None: the tightest bound."""
+    def site(
+        self, y: Tensor, m: Tensor, v: Tensor, bound: str | None = None, rough: bool = False
+    ) -> Site:
+        """Sites of labels y (B,) at q(f) = N(m, v), m and v (B, C); None: the tightest bound.
+
+        Rough ones are to five digits whatever the precision: enough for hyperparameters to move by.
+        """
         bound = self.check_bound(bound)
         with torch.no_grad():
-            mean, variance = m.detach(), v.detach()
+            dtype = torch.float32 if rough else m.dtype
+            mean, variance = m.detach().to(dtype), v.detach().to(dtype)
             if bound == MC:
                 e = monte_carlo.expectation(self.log_prob, self.smooth, y, mean, variance)
             else:
                 e = self.expectation(y, mean, variance, bound)
             precision = -2.0 * e.dv
-            potential = e.dm + precision * mean.double()
+            potential = e.dm + precision * m.detach().double()
             value, dm, dv, potential, precision = (
                 x.to(m.dtype) for x in (e.value, e.dm, e.dv, potential, precision)
             )
