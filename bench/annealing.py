@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from conjugp._sampler.chain import Target
 from conjugp.likelihoods import LogisticSoftmax
-from conjugp.sampling import Target
 
 N_CHAINS = 128  # of a population
 EVEN = 0.8  # least effective share of the chains when they are drawn anew

@@ -18,12 +18,12 @@ from record import add_output, context, keep
 from scipy.linalg import lapack
 from threadpoolctl import threadpool_limits
 
-from conjugp.diagnostics import diagnose
-from conjugp.inference.gibbs import AUGMENTATIONS, FullField, Observations
+from conjugp._sampler.chain import State, Target, distinct, first_state, run
+from conjugp._sampler.diagnostics import diagnose
+from conjugp._sampler.prediction import SampledModel
+from conjugp._sampler.sweep import AUGMENTATIONS, FullField, Observations
 from conjugp.kernels import RBF, Kernel
 from conjugp.likelihoods import LogisticSoftmax
-from conjugp.sampled import SampledModel
-from conjugp.sampling import State, Target, distinct, first_state, run
 
 REPEATS = 3
 N_CHAINS = 4

@@ -21,11 +21,13 @@ from record import add_output, context, keep
 from step import data
 from torch.profiler import ProfilerActivity, profile
 
-from conjugp import launches, numerics
-from conjugp.data import Data
+from conjugp._gp.state import initial_state
+from conjugp._inference.training import ROUND, Batches, Settings, Trainer
+from conjugp._numerics import cuda as launches
+from conjugp._numerics import expectations as numerics
+from conjugp._rows.dataset import Data
 from conjugp.kernels import RBF
 from conjugp.likelihoods import LogisticSoftmax
-from conjugp.training import ROUND, Batches, Settings, Trainer, initial_state
 
 SHAPES = ((200, 512, 10, 784), (500, 1024, 10, 784), (200, 512, 10, 54))
 

@@ -20,10 +20,12 @@ import torch
 from data import load
 from record import add_output, context, keep, scores
 
-from conjugp import FitOptions, GPClassifier, classifier, starts
-from conjugp.fitting import coupled
+from conjugp import FitOptions, GPClassifier
+from conjugp._estimators import classifier
+from conjugp._fit import coupled, starts
+from conjugp._gp.state import State, initial_state
+from conjugp._inference.training import Settings
 from conjugp.kernels import RBF, Kernel
-from conjugp.training import Settings, State, initial_state
 
 SETS = ("shuttle", "mnist", "fashion_mnist", "covtype")
 STEPS = (50, 500)

@@ -42,7 +42,7 @@ def rank_main(task: str, output: str) -> None:
     """One rank of a group of the environment's size; rank 0 writes what it found."""
     import torch
 
-    from conjugp.group import current, joined
+    from conjugp._rows.group import current, joined
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -85,14 +85,15 @@ def seconds_of_step(group: Any, steps: int = STEPS, **shape: int) -> dict[str, f
     """Seconds of one minibatch step on B rows of all ranks together, and of its parts."""
     import torch
 
-    from conjugp.data import Data
-    from conjugp.group import ALONE
-    from conjugp.inference import svi
+    from conjugp._gp.posterior import moments
+    from conjugp._gp.state import initial_state
+    from conjugp._inference import svi
+    from conjugp._inference.training import Settings, Trainer
+    from conjugp._rows.dataset import Data
+    from conjugp._rows.group import ALONE
+    from conjugp._rows.on_ranks import Shards
     from conjugp.kernels import RBF
     from conjugp.likelihoods import LogisticSoftmax
-    from conjugp.posterior import moments
-    from conjugp.shards import Shards
-    from conjugp.training import Settings, Trainer, initial_state
 
     M, C, B, D = ({**SHAPE, **shape}[k] for k in "MCBD")
     device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
@@ -140,8 +141,8 @@ def seconds_of_step(group: Any, steps: int = STEPS, **shape: int) -> dict[str, f
 
 def _alone(trainer: Any, part: Any) -> None:
     """The part of a step that does not depend on the number of rows."""
-    from conjugp.inference import svi
-    from conjugp.posterior import kl, moments
+    from conjugp._gp.posterior import kl, moments
+    from conjugp._inference import svi
 
     q = moments(trainer.state.q)
     stats = trainer._pass(part, q, 1.0, True)
@@ -296,7 +297,7 @@ def message(M: int, C: int, D: int) -> float:
 
 def device() -> dict[str, Any]:
     """The parts of a step on one GPU, M = 1000 and C = 100."""
-    from conjugp.group import ALONE
+    from conjugp._rows.group import ALONE
 
     found = {}
     for B in (512, 2048, 8192):

@@ -19,7 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from soak_models import base_models, rows_of
 
-from conjugp import FitOptions, GibbsGPClassifier, GPClassifier, chains, files, load, reading
+from conjugp import FitOptions, GibbsGPClassifier, GPClassifier, load
+from conjugp._estimators import reading
+from conjugp._persistence import files
+from conjugp._sampler import parallel as chains
 from conjugp.kernels import RBF
 
 EVERY = 0.03  # seconds between checkpoints here, so that kills fall between, before and into them

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conjugp import FitOptions, GibbsGPClassifier, GPClassifier, files, load
-from conjugp.files import FileFormatError
+from conjugp import FitOptions, GibbsGPClassifier, GPClassifier, load
+from conjugp._persistence import files
+from conjugp._persistence.files import FileFormatError
 from conjugp.kernels import RBF, Linear, Matern52, Normalised
 
 SLOW = 5.0  # seconds after which a load counts as hanging

@@ -50,7 +50,7 @@ def worker(kind: str, folder: Path) -> None:
     """What every rank does: say that it is there, fit its rows, and write what came of it."""
     import torch
 
-    from conjugp.group import joined
+    from conjugp._rows.group import joined
 
     torch.set_num_threads(1)
     with joined(timeout=60) as group:

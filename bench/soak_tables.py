@@ -161,7 +161,7 @@ def fuzz_tables(n: int, seed: int = 0) -> dict[str, Any]:
             try:
                 with _limit(SECONDS):
                     more = options if rng.random() < 0.7 else ["--target", "y"]
-                    with mock.patch("conjugp.cli.fit.fit_model", side_effect=KeyboardInterrupt):
+                    with mock.patch("conjugp.cli._fit.fit_model", side_effect=KeyboardInterrupt):
                         code, said = _call("fit", str(table), *more, "-o", model)
                     _check(code, said, {REFUSED, INTERRUPTED})
                     ends["fit: reached" if code == INTERRUPTED else "fit: refused"] += 1

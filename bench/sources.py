@@ -119,7 +119,7 @@ def cache_folder() -> Path:
 
 def fetched(name: str) -> Path:
     """The file of a set in the cache, fetched if it is not there."""
-    from conjugp.files import replaced
+    from conjugp._persistence.files import replaced
 
     path = cache_folder() / f"{name}.npz"
     if not path.is_file():

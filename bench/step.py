@@ -20,11 +20,12 @@ import torch
 from record import add_output, context, keep
 from torch import Tensor
 
-from conjugp.data import Data
+from conjugp._gp.state import initial_state
+from conjugp._inference.training import Settings, Trainer
+from conjugp._numerics.threads import shared
+from conjugp._rows.dataset import Data
 from conjugp.kernels import RBF
 from conjugp.likelihoods import LogisticSoftmax
-from conjugp.threads import shared
-from conjugp.training import Settings, Trainer, initial_state
 
 SHAPES = ((200, 1024, 10), (500, 2048, 10), (200, 512, 7))
 D = 784

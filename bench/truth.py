@@ -36,13 +36,13 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from conjugp import GibbsGPClassifier, GPClassifier
-from conjugp.files import replaced
+from conjugp._numerics.expectations import sobol_normals
+from conjugp._persistence.files import replaced
+from conjugp._sampler.chain import Draws
+from conjugp._sampler.prediction import SampledModel
 from conjugp.kernels import RBF
 from conjugp.likelihoods import Expectation, LogisticSoftmax
 from conjugp.metrics import nll
-from conjugp.numerics import sobol_normals
-from conjugp.sampled import SampledModel
-from conjugp.sampling import Draws
 
 TITLES = {"wine": "Wine", "penguins": "Penguins", "kr_vs_kp": "kr_vs_kp", "titanic": "Titanic"}
 # Scores, how they are shown, and what of the posterior itself stands beside them.

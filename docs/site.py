@@ -59,7 +59,6 @@ def _reference() -> str:
     """Docstrings of everything public."""
     parts = ["# Docstrings", "[The API page](api.md) has the same by topic, and more."]
     for name in ("GPClassifier", "GibbsGPClassifier", "FitOptions"):
-        origin = {"GibbsGPClassifier": "gibbs.", "FitOptions": "options."}.get(name, "classifier.")
-        parts.append(f"::: conjugp.{origin}{name}\n    options:\n      inherited_members: true")
+        parts.append(f"::: conjugp.{name}\n    options:\n      inherited_members: true")
     parts += [f"::: conjugp.{module}" for module in MODULES]
     return "\n\n".join(parts) + "\n"

@@ -56,8 +56,8 @@ def problem(kind: str, n: int, n_classes: int, seed: int = 0) -> tuple[NDArray, 
 
 def stepper(n_classes: int, class_batch: int | None) -> Callable[[], float]:
     """Gives the seconds of a step of the mean, kernel rows included, whenever it is called."""
-    from conjugp.data import Data
-    from conjugp.decoupled import MeanSettings, fit_weights, kernel_rows, start_mean
+    from conjugp._fit.weights import MeanSettings, fit_weights, kernel_rows, start_mean
+    from conjugp._rows.dataset import Data
     from conjugp.kernels import RBF
     from conjugp.likelihoods import LogisticSoftmax
 

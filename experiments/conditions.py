@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from joblib import Parallel, delayed
-from likelihoods import METHODS, N_TEST, N_TRAIN, SETTINGS, sample, scores, truth
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
 from conjugp import GPClassifier
 from conjugp.kernels import RBF
+from likelihoods import METHODS, N_TEST, N_TRAIN, SETTINGS, sample, scores, truth
 
 RESULTS = Path(__file__).parent / "results" / "conditions.json"
 N_SEEDS = 5

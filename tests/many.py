@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from conjugp import GPClassifier
-from conjugp.covariance import Covariance
-from conjugp.features import basis
+from conjugp._gp.covariance import Covariance
+from conjugp._gp.features import basis
+from conjugp._gp.model import Model
+from conjugp._inputs.scales import Scaling
 from conjugp.kernels import RBF
 from conjugp.likelihoods import LogisticSoftmax
-from conjugp.model import Model
-from conjugp.scaling import Scaling
 
 
 def model(n_classes: int, n_inducing: int = 20, family: str = "shared") -> Model:

@@ -9,13 +9,14 @@ import torch
 from scipy.special import digamma
 from torch import Tensor
 
-from conjugp.data import Data
-from conjugp.features import basis, features
-from conjugp.inference import svi
+from conjugp._gp.features import basis, features
+from conjugp._gp.posterior import Posterior, kl, moments
+from conjugp._gp.state import State, initial_state
+from conjugp._inference import svi
+from conjugp._inference.training import Settings, Trainer
+from conjugp._rows.dataset import Data
 from conjugp.kernels import Kernel
 from conjugp.likelihoods import LogisticSoftmax
-from conjugp.posterior import Posterior, kl, moments
-from conjugp.training import Settings, State, Trainer, initial_state
 
 BOUNDS = LogisticSoftmax.bounds
 LIKELIHOOD = LogisticSoftmax()

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from conjugp import GibbsGPClassifier
-from conjugp.inference.gibbs import Observations
+from conjugp._sampler import parallel
+from conjugp._sampler.chain import Draws, Target
+from conjugp._sampler.sweep import Observations
 from conjugp.kernels import RBF, Matern52
-from conjugp.sampling import Draws, Target
 
 KINDS = ("full", "paper", "sparse", "classes", "sampled")
 
@@ -68,3 +69,18 @@ def quick(**changes: Any) -> GibbsGPClassifier:
         "random_state": 0,
     }
     return GibbsGPClassifier(**{**settings, **changes})
+
+
+class Stop:
+    """A stretch that is cut short after so many have been made."""
+
+    def __init__(self, monkeypatch, after: int, error: BaseException | None = None) -> None:
+        self.left, self.error = after, error or KeyboardInterrupt()
+        self.stretch = parallel._stretch
+        monkeypatch.setattr(parallel, "_stretch", self)
+
+    def __call__(self, *args):
+        if not self.left:
+            raise self.error
+        self.left -= 1
+        return self.stretch(*args)

@@ -3,12 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from conjugp import kernels, likelihoods, metrics
-from conjugp.classifier import GPClassifier
-from conjugp.options import FitOptions
-from conjugp.saving import load
+from conjugp._estimators.classifier import GPClassifier
+from conjugp._estimators.model_file import load
+from conjugp._fit.options import FitOptions
 
 if TYPE_CHECKING:
-    from conjugp.gibbs import GibbsGPClassifier as GibbsGPClassifier
+    from conjugp._estimators.gibbs_classifier import GibbsGPClassifier as GibbsGPClassifier
 
 __version__ = "0.1.0"
 
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
     if name != "GibbsGPClassifier":
         raise AttributeError(f"module 'conjugp' has no attribute {name!r}")
     try:
-        from conjugp.gibbs import GibbsGPClassifier
+        from conjugp._estimators.gibbs_classifier import GibbsGPClassifier
     except ModuleNotFoundError as error:
         raise ImportError(
             f'GibbsGPClassifier needs {error.name}: pip install "conjugp[gibbs]"'

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from conjugp.posthoc import PostHocClassifier
+from conjugp._estimators.wrapper import PostHocClassifier
 
 __all__ = ["ConformalClassifier"]
 

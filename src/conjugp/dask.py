@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
 
-from conjugp.checks import WeightScale, check_weight
-from conjugp.classifier import GPClassifier
+from conjugp._estimators.arguments import WeightScale, check_weight
+from conjugp._estimators.classifier import GPClassifier
 
 if TYPE_CHECKING:
     from distributed import Client

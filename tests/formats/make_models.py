@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from conjugp import FitOptions, GibbsGPClassifier, GPClassifier
+from conjugp._estimators.model_file import FORMAT, save
 from conjugp.kernels import RBF, Linear, Matern52, Normalised
-from conjugp.saving import FORMAT, save
 
 FOLDER = Path(__file__).parent
 

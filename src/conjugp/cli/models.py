@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import conjugp
-from conjugp import files, saving
-from conjugp.cli.encoding import Encoding
-from conjugp.cli.scores import count_common, row_digests
-from conjugp.cli.tables import FORMATS, Table, TableError, read_table
-from conjugp.files import FileFormatError
-from conjugp.group import ALONE, Group
+from conjugp._estimators import model_file as saving
+from conjugp._persistence import files
+from conjugp._persistence.files import FileFormatError
+from conjugp._rows.group import ALONE, Group
+from conjugp.cli._encoding import Encoding
+from conjugp.cli._scores import count_common, row_digests
+from conjugp.cli._tables import FORMATS, Table, TableError, read_table
 
 KEY = "table"
 ROWS = "rows"  # in the origin, digests of the training rows; older files are without

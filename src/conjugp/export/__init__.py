@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import conjugp
-from conjugp.classifier import GPClassifier
-from conjugp.files import check_path, replaced
+from conjugp._estimators.classifier import GPClassifier
+from conjugp._fit.options import FitOptions, one_of
+from conjugp._persistence.files import check_path, replaced
 from conjugp.likelihoods import Dirichlet, Heaviside, LogisticSoftmax, RobustMax, Softmax
-from conjugp.options import FitOptions, one_of
 
 __all__ = ["to_onnx"]
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from conjugp import kernels as k
 from conjugp.export._graph import Scope, Value
+from conjugp.kernels._distances import MOST_SQUARE
 
 __all__ = ["check_kernel", "diagonal", "matrix"]
 
@@ -82,7 +83,7 @@ def matrix(scope: Scope, kernel: k.Kernel, X: Value, Z: Tensor) -> Value:
     # features of long tails are kept by subtracting one by one.
     shift = Z.double().mean(0)
     U, W = X - shift, Z.double() - shift
-    far = W.square().amax(0) * weight > k.MOST_SQUARE[torch.float64] / len(weight)
+    far = W.square().amax(0) * weight > MOST_SQUARE[torch.float64] / len(weight)
     near = weight.masked_fill(far, 0.0)
     x2 = (U * U) @ near[:, None]
     z2 = W.square() @ near

@@ -7,13 +7,13 @@ import torch
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
-from conjugp.classifier import GPClassifier
-from conjugp.covariance import NONE
+from conjugp._estimators.classifier import GPClassifier
+from conjugp._gp.covariance import NONE
+from conjugp._gp.model import Model
 from conjugp.export._graph import OPSET, Scope, Value
 from conjugp.export._integrals import lambda_integral, largest, log_sigmoid, normalised
 from conjugp.export._kernels import diagonal, matrix
 from conjugp.likelihoods import Heaviside, LogisticSoftmax, RobustMax
-from conjugp.model import Model
 
 __all__ = ["build"]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from conjugp.likelihoods.base import Expectation, Likelihood, Site
-from conjugp.likelihoods.dirichlet import Dirichlet
-from conjugp.likelihoods.heaviside import Heaviside
-from conjugp.likelihoods.logistic_softmax import LogisticSoftmax
-from conjugp.likelihoods.robust_max import RobustMax
-from conjugp.likelihoods.softmax import Softmax
+from conjugp.likelihoods._base import Expectation, Likelihood, Site
+from conjugp.likelihoods._dirichlet import Dirichlet
+from conjugp.likelihoods._heaviside import Heaviside
+from conjugp.likelihoods._logistic_softmax import LogisticSoftmax
+from conjugp.likelihoods._robust_max import RobustMax
+from conjugp.likelihoods._softmax import Softmax
 
 __all__ = [
     "LIKELIHOODS",

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from conjugp.numerics import gamma_total, log_gamma_minus_entropy
+from conjugp._numerics.expectations import gamma_total, log_gamma_minus_entropy
 
 # Sums over classes that have been averaged in float32 may round to 0 or to C.
 _SMALLEST, _LARGEST_REST = 1e-300, 1.0 - 1e-12

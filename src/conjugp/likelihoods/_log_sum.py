@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from conjugp import launches
-from conjugp.numerics import LogisticTails, logistic_tails
+from conjugp._numerics import cuda as launches
+from conjugp._numerics.expectations import LogisticTails, logistic_tails
 
 __all__ = ["LogSum", "expected_log_sum", "log_expected_sum", "tangent_sums"]
 

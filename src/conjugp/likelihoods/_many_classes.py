@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from conjugp._numerics.expectations import logistic_moments
 from conjugp.likelihoods._lambda_integral import (
     EXACT,
     ROUGH,
@@ -24,7 +25,6 @@ from conjugp.likelihoods._lambda_integral import (
     shifted,
     softmax_integral,
 )
-from conjugp.numerics import logistic_moments
 
 __all__ = ["many_class_integral", "predictive"]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from conjugp.numerics import sobol_normals
+from conjugp._numerics.expectations import sobol_normals
 
 __all__ = ["Expectation", "average", "expectation", "expected_entropy", "integral"]
 

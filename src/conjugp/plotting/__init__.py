@@ -5,13 +5,13 @@ Every display is made and drawn by ``from_estimator`` or ``from_predictions``, d
 something is drawn.
 """
 
-from conjugp.plotting.chains import plot_ranks, plot_trace
-from conjugp.plotting.class_calibration import ClassCalibrationDisplay
-from conjugp.plotting.inducing import InducingDisplay
-from conjugp.plotting.maps import PredictionMapDisplay
-from conjugp.plotting.relevance import RelevanceDisplay
-from conjugp.plotting.reliability import ReliabilityDisplay, reliability_diagram
-from conjugp.plotting.training_curve import TrainingCurveDisplay
+from conjugp.plotting._chains import plot_ranks, plot_trace
+from conjugp.plotting._class_calibration import ClassCalibrationDisplay
+from conjugp.plotting._inducing import InducingDisplay
+from conjugp.plotting._maps import PredictionMapDisplay
+from conjugp.plotting._relevance import RelevanceDisplay
+from conjugp.plotting._reliability import ReliabilityDisplay, reliability_diagram
+from conjugp.plotting._training_curve import TrainingCurveDisplay
 
 __all__ = [
     "ClassCalibrationDisplay",

@@ -1,0 +1,157 @@
+"""What the ranks of a group agree on before they fit: parameters, classes, weights, scales."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils.validation import _num_samples
+
+from conjugp._estimators.arguments import (
+    WeightScale,
+    check_classes,
+    check_labels,
+    check_rows,
+    check_weight,
+    class_factors,
+)
+from conjugp._fit.options import FitOptions
+from conjugp._persistence.journal import fingerprint
+from conjugp._rows.canonical import Ordered, named_digests, ordered
+from conjugp._rows.group import Group
+
+_OWN = {"device", "verbose", "options", "random_state", "class_weight"}  # may differ
+_OWN_OPTIONS = {"callback", "on_interrupt", "checkpoint_every", "cache_mb", "spool"}
+
+
+class JointRows(NamedTuple):
+    """The rows of all ranks: those here, and how many there are."""
+
+    here: Ordered
+    group: Group
+    n: int
+
+    @property
+    def n_features(self) -> int:
+        """The number of columns of X."""
+        return self.here.n_features
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """What tells these rows from others, however they are dealt to ranks."""
+        sums = np.stack(self.group.gather(self.here.sums())).sum(0, dtype=np.uint64)
+        return named_digests(sums, self.here.X.dtype)
+
+
+def check_parameters_agree(clf: Any, group: Group, has_checkpoint: bool) -> None:
+    """Raise, on every rank, if the ranks were told different things."""
+    options = clf.options or FitOptions()
+    values = {k: v for k, v in clf.get_params(deep=False).items() if k not in _OWN}
+    for name in ("inducing", "prior_mean"):
+        if not isinstance(values[name], str):
+            values[name] = np.asarray(values[name])
+    kept = options.get_params(deep=False).items()
+    values |= {f"options.{k}": v for k, v in kept if k not in _OWN_OPTIONS}
+    values["class_weight"] = repr(clf.class_weight)
+    values["checkpoint"] = has_checkpoint
+    found = group.gather(fingerprint(values))
+    for name, (digest, shown) in found[0].items():
+        for rank, other in enumerate(found):
+            if other.get(name, [None])[0] != digest:
+                there = other.get(name, [None, None])[1]
+                raise ValueError(
+                    f"{name} must be the same on all ranks: {shown} on rank 0, {there} on {rank}"
+                    if shown is not None and there is not None
+                    else f"{name} must be the same on all ranks; it differs on rank {rank}"
+                )
+
+
+def check_distributed(clf: Any) -> None:
+    """Raise for what one process can do and a group cannot."""
+    advice = "in a process group; options=FitOptions(distributed=False) fits on this rank alone"
+    if clf.inference == "ep":
+        raise ValueError(f"inference='ep' does not work {advice}")
+    if clf.class_batch is not None and clf.class_batch != "auto":
+        raise ValueError(f"class_batch={clf.class_batch!r} does not work {advice}")
+    if (clf.options or FitOptions()).mean_training == "elbo":
+        raise ValueError(f"options.mean_training='elbo' does not work {advice}")
+
+
+def check_shards(
+    clf: Any, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, group: Group
+) -> tuple[JointRows, NDArray[Any]]:
+    """Checked, weighted rows of all ranks, merged on each, and the classes.
+
+    A rank may have no rows. Equal rows of different ranks are not merged.
+    """
+    X_, y_, weight = group.all(lambda: _checked(clf, X, y, sample_weight))
+    scale = reduce(WeightScale.plus, group.gather(WeightScale.of(weight)))
+    names = getattr(clf, "feature_names_in_", None)
+    told = None if not len(X_) else (X_.shape[1], X_.dtype, _kind(y_), np.unique(y_))
+    found = group.gather((told, None if told is None or names is None else list(names)))
+    some = [(rank, told, names) for rank, (told, names) in enumerate(found) if told is not None]
+    if not some:
+        raise ValueError("no rank has rows of positive weight: there is nothing to fit")
+    if group.rank == 0:
+        scale.warn()
+    first, (width, _, kind, _), names = some[0]
+    for rank, (other, _, its_kind, _), its_names in some:
+        if other != width:
+            raise ValueError(f"X has {width} features on rank {first} and {other} on rank {rank}")
+        if its_names != names:
+            raise ValueError(f"X has other column names on rank {rank} than on rank {first}")
+        if its_kind != kind:
+            raise ValueError(
+                f"y must hold labels of one kind: {kind} on rank {first}, {its_kind} on rank {rank}"
+            )
+    dtype = np.result_type(*(told[1] for _, told, _ in some))
+    classes = np.unique(np.concatenate([told[3] for _, told, _ in some]))
+    check_classes(classes)
+    clf.n_features_in_ = width
+    if names is not None:
+        clf.feature_names_in_ = np.array(names, dtype=object)
+    X_ = X_.astype(dtype, copy=False) if len(X_) else np.empty((0, width), dtype)
+    labels = np.searchsorted(classes, y_) if len(X_) else np.empty(0, np.int64)
+    mass = np.bincount(labels, weights=weight, minlength=len(classes))
+    mass = np.sum(group.gather(mass), axis=0)
+    factors = group.all(lambda: class_factors(getattr(clf, "class_weight", None), classes, mass))
+    rows = ordered(X_, labels, weight * factors[labels])
+    n = sum(group.gather(rows.n))
+    if not n:
+        raise ValueError("class_weight and sample_weight leave no row with any weight")
+    return JointRows(rows, group, n), classes
+
+
+def _checked(
+    clf: Any, X: Any, y: Any, sample_weight: Any
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Rows of positive weight on this rank; there may be none."""
+    if _num_samples(X) == 0 and _num_samples(y) == 0:
+        return np.empty((0, 0)), np.empty(0), np.empty(0)
+    try:
+        X_, y_ = check_rows(clf, X, y, True)
+    except ValueError as error:
+        what, _, more = str(error).partition("\n")
+        raise ValueError(f"{what.removesuffix('.')}{_where(X)}. {more}".strip()) from error
+    y_ = check_labels(y_)
+    weight = check_weight(sample_weight, X_)
+    kept = weight > 0
+    return (X_, y_, weight) if kept.all() else (X_[kept], y_[kept], weight[kept])
+
+
+def _where(X: Any) -> str:
+    """The first row that holds what no row may."""
+    try:
+        bad = np.flatnonzero(~np.isfinite(np.asarray(X, dtype=np.float64)).all(axis=1))
+    except (ValueError, TypeError):
+        return ""
+    return f" (row {bad[0]} of those given, counted from 0)" if len(bad) else ""
+
+
+def _kind(y: NDArray[Any]) -> str:
+    """What sort of labels these are, in a word."""
+    if y.dtype.kind == "O":
+        return type(y[0]).__name__
+    return {"b": "booleans", "U": "str", "S": "bytes"}.get(y.dtype.kind, "numbers")

@@ -1,0 +1,118 @@
+"""From a source of batches to checked rows: in memory if they are few, else on disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conjugp._estimators.arguments import (
+    WeightScale,
+    check_classes,
+    check_labels,
+    check_rows,
+    check_weight,
+    class_factors,
+)
+from conjugp._rows.canonical import Rows
+from conjugp._rows.on_disk import Spool, Store
+from conjugp._rows.sources import Batch
+
+MEMORY_BYTES = 2**28  # rows that take no more than this are kept in memory
+
+
+class _Labels:
+    """Numbers for labels in the order in which they come."""
+
+    def __init__(self, classes: NDArray[Any] | None) -> None:
+        self.classes, self.found = classes, None
+        self._number: dict[Any, int] = {}
+
+    def __call__(self, y: NDArray[Any]) -> NDArray[np.int64]:
+        labels, inverse = np.unique(y, return_inverse=True)
+        if self.classes is not None:
+            unseen = np.setdiff1d(labels, self.classes)
+            if len(unseen):
+                raise ValueError(f"y holds labels that are not in classes: {unseen.tolist()}")
+        if self.found is None:
+            self.found = labels
+        elif (self.found.dtype.kind in "OUS") != (labels.dtype.kind in "OUS"):
+            raise ValueError(f"y must hold labels of one kind; got {self.found[0]!r} and {y[0]!r}")
+        else:
+            self.found = np.unique(np.concatenate([self.found, labels]))
+        number = [self._number.setdefault(x, len(self._number)) for x in labels.tolist()]
+        return np.array(number)[inverse.ravel()]
+
+    def settled(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """All classes, and where among them each number's label is."""
+        assert self.found is not None
+        classes = self.found if self.classes is None else self.classes
+        index = {label: i for i, label in enumerate(classes.tolist())}
+        return classes, np.array([index[label] for label in self._number])
+
+
+def read(
+    clf: Any,
+    batches: Iterable[Batch],
+    classes: NDArray[Any] | None,
+    folder: str | os.PathLike[str] | None,
+    report: Callable[[int], None],
+) -> tuple[Rows | Store, NDArray[Any]]:
+    """Checked, weighted, merged rows in their order, and the classes.
+
+    `report` is called with the number of rows after every batch.
+    """
+    label, spool, scale = _Labels(classes), None, WeightScale()
+    mass: NDArray[Any] = np.zeros(0)
+    try:
+        for batch in batches:
+            if not _length(batch.X) and not _length(batch.y):
+                continue
+            try:
+                X, y = check_rows(clf, batch.X, batch.y, reset=spool is None)
+                weight = check_weight(batch.weight, X)
+                positive = weight > 0
+                X, y, weight = X[positive], check_labels(y)[positive], weight[positive]
+                number = label(y) if len(y) else np.zeros(0, np.int64)
+            except ValueError as error:
+                raise ValueError(f"source, {batch.where}: {error}") from error
+            if spool is None:
+                wide = getattr(clf, "dtype", "float32") == "float64"
+                spool = Spool(X.shape[1], np.dtype(np.float64) if wide else X.dtype, folder)
+                if batch.names is not None:
+                    clf.feature_names_in_ = np.asarray(batch.names, dtype=object)
+            spool.add(X, number, weight)
+            scale = scale.plus(WeightScale.of(weight))
+            mass = _sum(mass, np.bincount(number, weights=weight))
+            report(spool.n)
+        if spool is None or not spool.n:
+            raise ValueError("source holds no rows with positive weight")
+        scale.warn()
+        known, place = label.settled()
+        if classes is None:
+            check_classes(known)
+        in_place = np.zeros(len(known))
+        in_place[place] = mass
+        factor = class_factors(getattr(clf, "class_weight", None), known, in_place)
+        store = spool.finish(place, factor)
+    finally:
+        if spool is not None:
+            spool.close()
+    if not store.n:
+        raise ValueError("class_weight and sample_weight leave no row with any weight")
+    return (store.read(0, store.n) if store.nbytes <= MEMORY_BYTES else store), known
+
+
+def _length(x: Any) -> int:
+    return x.shape[0] if hasattr(x, "shape") and x.shape else len(x)
+
+
+def _sum(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """The sum of two arrays, the shorter one filled up with zeros."""
+    out = np.zeros(max(len(a), len(b)))
+    out[: len(a)] += a
+    out[: len(b)] += b
+    return out

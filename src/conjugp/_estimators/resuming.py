@@ -1,0 +1,85 @@
+"""Which fit a checkpoint belongs to, and what may be in it."""
+
+from __future__ import annotations
+
+import os
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from conjugp._estimators.agreement import JointRows
+from conjugp._fit.base import Fitted
+from conjugp._fit.options import FitOptions
+from conjugp._gp.covariance import Covariance
+from conjugp._gp.model import Model
+from conjugp._gp.posterior import Posterior
+from conjugp._gp.state import State
+from conjugp._gp.temperature import Calibration
+from conjugp._inference.ep import Sites
+from conjugp._inference.mean import Mean
+from conjugp._inference.training import Result
+from conjugp._inputs.scales import Scaling
+from conjugp._persistence.codec import classes_of
+from conjugp._persistence.journal import Journal, data_fingerprint, fingerprint
+from conjugp._rows.canonical import Ordered, Rows
+from conjugp._rows.dataset import Dataset
+from conjugp._rows.on_disk import Store
+from conjugp.kernels import KERNELS
+from conjugp.likelihoods import LIKELIHOODS, get_likelihood
+
+# What the working state of a fit is made of.
+_CLASSES = (State, Posterior, Result, Mean, Sites, Fitted, Model, Covariance, Calibration, Scaling)
+# Parameters that do not change the result, and those whose effect is marked by itself.
+_UNMARKED = {"verbose", "device", "dtype", "options", "warm_start", "class_weight"}
+_UNMARKED_OPTIONS = {"callback", "on_interrupt", "checkpoint_every", "cache_mb", "spool"}
+_UNMARKED_OPTIONS |= {"distributed"}
+
+
+def open_journal(
+    clf: Any,
+    path: str | os.PathLike[str] | None,
+    rows: Ordered | Rows | Store | JointRows,
+    classes: NDArray[Any],
+    data: Dataset,
+    warm: Fitted | None,
+    seed: int,
+) -> Journal:
+    """What keeps the state of a fit: empty, or as an earlier run of the same fit has left it.
+
+    Of several ranks the first reads and writes the file.
+    """
+    group = data.group
+    seed = group.same(seed)
+    if path is None:
+        return Journal(seed=seed)
+    import conjugp
+
+    options = clf.options or FitOptions()
+    values = {k: v for k, v in clf.get_params(deep=False).items() if k not in _UNMARKED}
+    if not isinstance(clf.random_state, Integral):
+        values["random_state"] = None  # the seed that was drawn is in the file
+    for name in ("inducing", "prior_mean"):
+        if not isinstance(values[name], str):
+            values[name] = np.asarray(values[name])
+    kept = options.get_params(deep=False).items()
+    values |= {f"options.{k}": v for k, v in kept if k not in _UNMARKED_OPTIONS}
+    values |= {
+        "the working precision": str(data.like.dtype).removeprefix("torch."),
+        "the device": data.like.device.type,
+        "the fit to go on from": None if warm is None else warm.state,
+        "the version of conjugp": conjugp.__version__,
+        "the version of torch": torch.__version__,
+    }
+    own = classes_of([clf.kernel, get_likelihood(clf.likelihood)])
+    known = {*_CLASSES, *KERNELS, *LIKELIHOODS.values(), *own}
+    size = (rows.n_features, rows.n)
+    mark = data_fingerprint(size, rows.digests, classes) | fingerprint(values)
+    if group.size == 1:
+        return Journal(path, mark, seed, options.checkpoint_every, known)
+    where = path if group.rank == 0 else None
+    journal = group.all(lambda: Journal(where, mark, seed, options.checkpoint_every, known))
+    journal.share(group, data.like.device)
+    return journal

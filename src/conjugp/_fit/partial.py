@@ -1,0 +1,149 @@
+"""Rows that come in batches: natural-gradient steps, inducing points that grow (partial_fit)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from conjugp._fit.base import Fitted
+from conjugp._fit.options import FitOptions
+from conjugp._fit.starts import median_distance
+from conjugp._gp import inducing
+from conjugp._gp.features import basis, features
+from conjugp._gp.model import coupled
+from conjugp._gp.posterior import Posterior, prior
+from conjugp._gp.state import State, initial_state
+from conjugp._gp.temperature import Calibration
+from conjugp._inference.training import Progress, Settings, Trainer
+from conjugp._rows.dataset import Data
+from conjugp.kernels import RBF, Kernel
+from conjugp.likelihoods._base import Likelihood
+
+_STEPS = 15  # passes over each batch of rows
+_MIN_SHARE = 1e-3  # of its prior variance a row must keep to become an inducing point
+
+
+class Stream:
+    """The state between calls of partial_fit."""
+
+    def __init__(
+        self,
+        kernel: Kernel | None,
+        limit: int,
+        likelihood: Likelihood,
+        bound: str,
+        seed: int,
+        trainer: type[Trainer] = Trainer,
+        kept: float = 1.0,
+    ) -> None:
+        self.kernel, self.limit, self.likelihood, self.bound = kernel, limit, likelihood, bound
+        self.trainer, self.kept = trainer, kept
+        self.generator = torch.Generator().manual_seed(seed)
+        self.seen = 0.0
+        self.epochs = 0
+        self.state: State | None = None
+        self.history: list[dict[str, float | str]] = []
+
+    def resume(self, fitted: Fitted) -> bool:
+        """Go on from a fit; False if its posterior is decoupled, and only its kernel is kept."""
+        state = fitted.state
+        if state is None:
+            return False
+        self.kernel = state.kernels[0]
+        if len(state.theta) > 1 or state.q.h.shape[1] != len(state.Z):
+            return False
+        self.state, self.seen, self.kept = state, fitted.total, fitted.kept
+        self.limit = max(self.limit, len(state.Z))
+        return True
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Working precision, settled by the first batch."""
+        return None if self.state is None else self.state.Z.dtype
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the state is."""
+        return None if self.state is None else self.state.Z.device
+
+    def learn(
+        self,
+        data: Data,
+        mean: Tensor,
+        *,
+        learn_kernel: bool,
+        learn_mean: bool,
+        learning_rate: float,
+        batch_size: int | None,
+        options: FitOptions,
+    ) -> Fitted:
+        """Take in one batch of rows, `batch_size` of them at a time."""
+        settings = Settings(
+            self.likelihood,
+            self.bound,
+            learn_kernel,
+            learn_mean,
+            learning_rate=learning_rate,
+            jitter=options.jitter,
+            kept=self.kept,
+        )
+        size, elbo = batch_size or len(data.y), math.nan
+        state, seen = self.state, self.seen
+        for i in range(0, len(data.y), size):
+            part = data.rows(i, i + size)
+            if state is None:
+                state = self._started(part, mean, options.initial_variance)
+            else:
+                state = self._grown(state, part, options)
+            seen += part.total
+            trainer = self.trainer(state, part, settings, self.generator, self._report, "stream")
+            elbo = trainer.absorb(part.total / seen, _STEPS)
+            state = trainer.state
+        assert state is not None
+        # All at once, so that a failure or Ctrl-C on the way leaves the stream as it was.
+        self.state, self.seen, self.epochs = state, seen, self.epochs + 1
+        model = coupled(state, self.likelihood, self.bound, options.jitter)
+        if self.kept < 1.0:  # what was raised is another bound (Q9)
+            kl = model.kl()
+            elbo = (model.elbo(part) + kl) * (seen / part.total) - kl
+        plain = Calibration(1.0, 1.0, math.inf)
+        history = list(self.history)
+        return Fitted(
+            *(model, plain, elbo, self.epochs, True, self.state, history, self.seen),
+            kept=self.kept,
+        )
+
+    def _report(self, p: Progress) -> None:
+        self.history.append(p._asdict())
+
+    def _started(self, data: Data, mean: Tensor, variance: float | None) -> State:
+        d = median_distance(data.X)
+        scale = torch.full((data.X.shape[1],), d, dtype=torch.float64)
+        kernel = (self.kernel if self.kernel is not None else RBF()).filled(scale, variance or 10.0)
+        n = min(self.limit, len(data.y))
+        Z = inducing.choose("kmeans", data.X, data.weight, n, kernel, self.generator)
+        return initial_state([kernel], Z, mean.clone())
+
+    def _grown(self, state: State, data: Data, options: FitOptions) -> State:
+        """Add the rows that the present inducing points explain least.
+
+        In whitened coordinates new points come last and leave the old coordinates as they were,
+        so the posterior only gains coordinates at their prior.
+        """
+        theta, Z, mean = state.theta.clone(), state.Z.clone(), state.mean.clone()
+        state = replace(state, theta=theta, Z=Z, mean=mean)
+        room = self.limit - len(state.Z)
+        if room <= 0:
+            return state
+        f = features(basis(state.kernels, state.Z, options.jitter), data.X)
+        share = f.residual[0] / state.kernels[0].diag(data.X)
+        order = torch.argsort(share, descending=True)
+        new = torch.unique(data.X[order[share[order] > _MIN_SHARE][:room]], dim=0)
+        C, M, k = len(state.mean), len(state.Z), len(new)
+        grown = prior(C, M + k, state.Z)
+        grown.h[:, :M] = state.q.h
+        grown.P[:, :M, :M] = state.q.P
+        return replace(state, Z=torch.cat([state.Z, new]), q=Posterior(grown.h, grown.P))

@@ -1,0 +1,153 @@
+"""Every choice of a fit, settled before it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from conjugp._fit.options import FitOptions
+from conjugp._inputs.scales import Scaling
+from conjugp._rows.dataset import Dataset, class_shares
+from conjugp.likelihoods import Likelihood, LogisticSoftmax
+from conjugp.likelihoods._base import MC
+
+SMALL = 300  # rows up to which mean and covariance share their inducing points ...
+SMALL_INDUCING = 100  # ... of which there are at most so many
+COUPLED_INDUCING = 200
+MEAN_INDUCING = 3000
+MANY_CLASSES = 2000  # more than these are sampled ...
+CLASS_BATCH = 512  # ... so many at a time, beside the batch's labels
+CLASS_ROWS = 512  # in batches of so many rows, lest their labels be all there are
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every choice of a fit, "auto" already settled."""
+
+    likelihood: Likelihood
+    bound: str
+    inference: str
+    family: str  # "coupled", or the covariance family of a decoupled fit
+    n_inducing: int
+    inducing: str | Tensor
+    learn_inducing: bool
+    learn_kernel: bool
+    learn_mean: bool
+    shared_kernel: bool
+    batch_size: int | None
+    class_batch: int | None
+    max_epochs: float
+    tol: float
+    learning_rate: float
+    temperature: float | None  # None: to be found
+    options: FitOptions
+    seed: int
+
+
+def make_plan(
+    clf: Any,
+    data: Dataset,
+    scaling: Scaling,
+    likelihood: Likelihood,
+    bound: str,
+    options: FitOptions,
+    seed: int,
+) -> Plan:
+    """Settle every "auto" from N, C and D."""
+    n = data.n
+    given = clf.inducing
+    if not isinstance(given, str):
+        given = given_inducing(given, data.like, scaling)
+    M = clf.n_inducing
+    if isinstance(given, Tensor):
+        M = len(given)
+    auto = clf.covariance == "auto"
+    few = n <= SMALL if M == "auto" else M is None or int(M) <= SMALL
+    # A decoupled mean follows the gradient of log p(y | f) at zero variance.
+    only_coupled = clf.inference != "auto" or not likelihood.smooth or not clf.shared_kernel
+    coupled = clf.covariance == "full" or only_coupled or (auto and few)
+    if M is None:
+        M = n
+    elif M == "auto":
+        many = max(1000, min(MEAN_INDUCING, n // 5))
+        M = min(n, (SMALL_INDUCING if few else COUPLED_INDUCING) if coupled else many)
+    batch = clf.batch_size
+    if batch == "auto":
+        batch = _coupled_batch(n) if coupled else 0
+    elif batch is None and not coupled:
+        batch = n
+    class_batch = clf.class_batch
+    if class_batch == "auto":
+        parts = likelihood.class_parts and bound != MC and clf.shared_kernel
+        parts = parts and data.group.size == 1  # sampled classes bring rows of their own
+        class_batch = CLASS_BATCH if data.n_classes > MANY_CLASSES and parts else None
+    if class_batch is not None and class_batch >= data.n_classes:
+        class_batch = None
+    if class_batch is not None and batch == 0:
+        batch = CLASS_ROWS
+    learn_inducing = clf.learn_inducing
+    if learn_inducing == "auto":
+        learn_inducing = coupled and n > SMALL and int(M) < n and not isinstance(given, Tensor)
+    temperature = clf.temperature
+    return Plan(
+        likelihood,
+        bound,
+        clf.inference,
+        "coupled" if coupled else ("shared" if auto else clf.covariance),
+        min(int(M), n) if not isinstance(given, Tensor) else int(M),
+        given,
+        bool(learn_inducing),
+        clf.learn_hyperparameters,
+        isinstance(clf.prior_mean, str),
+        clf.shared_kernel,
+        batch,  # type: ignore[arg-type]
+        class_batch,  # type: ignore[arg-type]
+        clf.max_epochs,
+        clf.tol,
+        clf.learning_rate,
+        1.0 if temperature is None else None if temperature == "auto" else float(temperature),
+        options,
+        seed,
+    )
+
+
+def _coupled_batch(n: int) -> int | None:
+    """Rows in a batch of a coupled fit to n rows; None: all."""
+    return None if n <= 1000 else 512 if n <= 10_000 else 1024
+
+
+def given_inducing(inducing: Any, X: Tensor, scaling: Scaling) -> Tensor:
+    """The user's points in working units, for rows like X."""
+    try:
+        Z = np.asarray(inducing, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"inducing must be a strategy or an array of numbers ({error})") from error
+    if Z.ndim != 2 or Z.shape[1] != X.shape[1] or not len(Z):
+        raise ValueError(f"inducing must have shape (m, {X.shape[1]}); got {Z.shape}")
+    if not np.isfinite(Z).all():
+        raise ValueError("inducing contains NaN or infinity")
+    return scaling.apply(Z, X.dtype, X.device)
+
+
+def start_mean(prior_mean: Any, data: Dataset, likelihood: Likelihood | None = None) -> Tensor:
+    """The prior mean of every class at the start, (C,).
+
+    One that is to be learned, which needs the likelihood, starts where the classes have about the
+    shares of the rows; one that stays where all are alike.
+    """
+    C = data.n_classes
+    if isinstance(prior_mean, str) and likelihood is not None:
+        return likelihood.start_means(class_shares(data)).to(data.like)
+    if isinstance(prior_mean, str):
+        return data.like.new_full((C,), LogisticSoftmax().start_mean(C))
+    try:
+        mean = np.broadcast_to(np.asarray(prior_mean, dtype=np.float64), (C,))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"prior_mean must be a number or {C} numbers") from error
+    if not np.isfinite(mean).all():
+        raise ValueError("prior_mean contains NaN or infinity")
+    return torch.tensor(mean).to(data.like)

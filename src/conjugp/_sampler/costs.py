@@ -1,0 +1,119 @@
+"""What a run of the sampler will take, before it starts."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from conjugp._sampler.chain import Target, first_state, run
+from conjugp._sampler.parallel import Schedule, one_thread
+from conjugp._sampler.sweep import Observations
+
+LONG_SECONDS = 180.0
+SPARSE_INDUCING = 300  # inducing points of the sparse model that is offered instead
+_PROBE_INPUTS = 400
+_PROBE_INDUCING = 200
+_PROBE_SWEEPS = 3
+_MATRICES = 5  # of M × M numbers, that a chain holds at a time
+
+
+def gigabytes(target: Target, schedule: Schedule, workers: int) -> float:
+    """Memory of all draws, and of the kernel matrices of the chains that run side by side."""
+    U, M = len(target.X), len(target.X if target.Z is None else target.Z)
+    draws = schedule.n_chains * schedule.n_samples * target.data.n_classes * M
+    wide = 0 if target.Z is None else 3 * M * U
+    return 8e-9 * (draws + workers * len(target.kernels) * (_MATRICES * M * M + wide))
+
+
+def seconds(target: Target, schedule: Schedule, workers: int) -> float:
+    """Time of the run, from a few sweeps on some of the inputs."""
+    rounds = math.ceil(schedule.n_chains / workers)
+    return rounds * schedule.n_sweeps * _seconds_per_sweep(target, schedule.seed)
+
+
+def _seconds_per_sweep(target: Target, seed: int) -> float:
+    """Of one chain: measured at two sizes where the whole is larger than they are.
+
+    A part that grows with the inputs U alone, and one with U³, or U·M² where there are M
+    inducing points.
+    """
+    U = len(target.X)
+    inputs = min(U, _PROBE_INPUTS)
+    part = _part(target, inputs)
+    if target.Z is None:
+        if inputs == U:
+            return _measured(part, seed)
+        half = inputs // 2
+        low, high = _measured(_part(target, half), seed), _measured(part, seed)
+        cubic = max(0.0, (high / inputs - low / half) / (inputs**2 - half**2))
+        return U * (max(0.0, high / inputs - cubic * inputs**2) + cubic * U**2)
+    M = len(target.Z)
+    few = min(M, _PROBE_INDUCING)
+    high = _measured(replace(part, Z=target.Z[:few]), seed) / inputs
+    if few == M:
+        return U * high
+    low = _measured(replace(part, Z=target.Z[: few // 2]), seed) / inputs
+    square = max(0.0, (high - low) / (few**2 - (few // 2) ** 2))
+    return U * (max(0.0, high - square * few**2) + square * M**2)
+
+
+def _measured(target: Target, seed: int) -> float:
+    """Seconds of a sweep."""
+    with one_thread():
+        state = first_state(target, np.random.SeedSequence(seed))
+        state, _ = run(target, state, 1, 0, 1)
+        began = time.perf_counter()
+        run(target, state, _PROBE_SWEEPS, 0, 1)
+        return (time.perf_counter() - began) / _PROBE_SWEEPS
+
+
+def long_run(target: Target, schedule: Schedule, workers: int, expected: float) -> str:
+    """What to say before a run that takes long: how long, why, and what would be quicker."""
+    C, U = target.data.n_classes, len(target.X)
+    text = f"this will take about {duration(expected)}: "
+    if target.Z is not None:
+        M = len(target.Z)
+        return text + (
+            f"a sweep costs n_classes · n_rows · n_inducing² operations, here {C} · {U} · {M}². "
+            "Fewer inducing points or a smaller n_samples are quicker"
+        )
+    text += f"a sweep costs n_classes · n_rows³ / 3 operations, here {C} · {U}³ / 3"
+    if U < 2 * SPARSE_INDUCING:
+        return text + ". A smaller n_samples is quicker"
+    sparse = replace(target, Z=target.X[:SPARSE_INDUCING])
+    return text + (
+        f". n_inducing={SPARSE_INDUCING} samples a sparse model instead, in about "
+        f"{duration(seconds(sparse, schedule, workers))}"
+    )
+
+
+def _part(target: Target, n_inputs: int) -> Target:
+    """The same posterior with some of the inputs alone."""
+    U, data = len(target.X), target.data
+    if n_inputs == U:
+        return replace(target)
+    chosen = np.linspace(0, U - 1, n_inputs).astype(int)
+    place = np.full(U, -1)
+    place[chosen] = np.arange(n_inputs)
+    index = place[np.arange(U) if data.index is None else data.index]
+    rows = index >= 0
+    return replace(
+        target,
+        X=target.X[chosen],
+        data=Observations(data.y[rows], data.n_classes, index[rows]),
+    )
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words."""
+    if seconds < 90:
+        n = max(1, math.ceil(seconds))
+        return f"{n} second{'s' * (n > 1)}"
+    if seconds < 5400:
+        return f"{round(seconds / 60)} minutes"
+    if seconds < 2 * 86400:
+        return f"{seconds / 3600:.1f} hours"
+    return f"{seconds / 86400:.1f} days"

@@ -1,0 +1,289 @@
+"""Several chains side by side, in stretches: progress, Ctrl-C and checkpoints lie between them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import torch
+from joblib.parallel import get_active_backend
+from threadpoolctl import threadpool_limits
+
+from conjugp._persistence import files
+from conjugp._sampler.chain import Draws, State, Target, first_state, run
+
+_STRETCH_SECONDS = 1.0
+_PARALLEL_SECONDS = 20.0  # runs shorter than this are not worth starting processes for
+_CHECKPOINT_SECONDS = 20.0
+_CHECKPOINT_SHARE = 20  # a checkpoint may take this part of the time, at most
+_FORMAT = 1
+
+_ARRAYS = tuple(f.name for f in fields(State) if f.name not in ("rng", "sweeps"))
+_DRAWN = tuple(f.name for f in fields(Draws))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How many chains, and how long."""
+
+    n_chains: int
+    n_samples: int
+    n_warmup: int
+    thin: int
+    seed: int
+
+    @property
+    def n_sweeps(self) -> int:
+        """Sweeps of one chain."""
+        return self.n_warmup + self.n_samples * self.thin
+
+    def kept(self, sweeps: int) -> int:
+        """Draws kept of a chain after so many sweeps."""
+        return max(0, sweeps - self.n_warmup) // self.thin
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where all chains stand."""
+
+    states: list[State]
+    room: list[Draws]  # as long as it may become
+    n_kept: int
+
+    @property
+    def sweeps(self) -> int:
+        """Sweeps that every chain has made."""
+        return self.states[0].sweeps
+
+    @property
+    def draws(self) -> list[Draws]:
+        """The draws made so far."""
+        return [draws[: self.n_kept] for draws in self.room]
+
+    def after(self, done: list[tuple[State, Draws]]) -> Run:
+        """The chains after one more stretch; the draws go into the room there is."""
+        n = len(done[0][1].g)
+        for room, (_, new) in zip(self.room, done, strict=True):
+            for name in _DRAWN:
+                getattr(room, name)[self.n_kept : self.n_kept + n] = getattr(new, name)
+        return Run([state for state, _ in done], self.room, self.n_kept + n)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, with the draws up to the last stretch."""
+
+    def __init__(self, draws: list[Draws]) -> None:
+        super().__init__()
+        self.draws = draws
+
+
+def sample_chains(
+    target: Target,
+    schedule: Schedule,
+    n_jobs: int | None = None,
+    on_progress: Callable[[int], None] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> list[Draws]:
+    """The draws of every chain. They depend on the seed alone, not on workers or stretches."""
+    mark = fingerprint(target, schedule)
+    file = None if checkpoint is None else files.Kept(checkpoint, "run")
+    if checkpoint is not None:
+        files.remove_leftovers(checkpoint)
+    if checkpoint is not None and Path(checkpoint).exists():
+        now = load(checkpoint, mark, target, schedule)
+    else:
+        now = _start(target, schedule)
+    total, n_sweeps, pool = schedule.n_sweeps, 1, None
+    saved, between = time.monotonic(), _CHECKPOINT_SECONDS
+    if on_progress is not None and now.sweeps:
+        on_progress(now.sweeps)
+    try:
+        while now.sweeps < total:
+            n_sweeps = min(n_sweeps, total - now.sweeps)
+            began = time.monotonic()
+            done: list[tuple[State, Draws]]
+            how = (n_sweeps, schedule.n_warmup, schedule.thin)
+            if pool is None:
+                done = [_stretch(target, state, *how) for state in now.states]
+            else:
+                tasks = (joblib.delayed(_at_work)(mark, target, s, *how) for s in now.states)
+                done = list(pool(tasks))  # type: ignore[arg-type]
+            now = now.after(done)
+            per_sweep = (time.monotonic() - began) / n_sweeps
+            if on_progress is not None:
+                on_progress(now.sweeps)
+            if pool is None:
+                pool = _pool(n_jobs, schedule.n_chains, per_sweep * (total - now.sweeps))
+            n_sweeps = max(1, min(2 * n_sweeps, int(_STRETCH_SECONDS / max(per_sweep, 1e-9))))
+            if file is not None and (now.sweeps >= total or time.monotonic() - saved > between):
+                began = time.monotonic()
+                _save(file, now, mark, schedule.seed)
+                saved = time.monotonic()
+                between = max(_CHECKPOINT_SECONDS, _CHECKPOINT_SHARE * (saved - began))
+    except BaseException as error:
+        if file is not None:
+            _save(file, now, mark, schedule.seed)
+        if isinstance(error, KeyboardInterrupt):
+            raise Interrupted(now.draws) from None
+        raise
+    return [draws[: schedule.n_samples] for draws in now.draws]
+
+
+def _start(target: Target, schedule: Schedule) -> Run:
+    seeds = np.random.SeedSequence(schedule.seed).spawn(schedule.n_chains)
+    with one_thread():
+        states = [first_state(target, seed) for seed in seeds]
+    return Run(states, [_room(target, schedule.n_samples) for _ in seeds], 0)
+
+
+def _room(target: Target, n_samples: int) -> Draws:
+    none = Draws.none(target)
+    return Draws(*(np.empty((n_samples, *getattr(none, name).shape[1:])) for name in _DRAWN))
+
+
+# --- workers --------------------------------------------------------------------------------------
+
+
+def n_workers(n_jobs: int | None, n_chains: int) -> int:
+    """Processes for the chains; inside another parallel loop one, unless a number is given."""
+    backend: Any = get_active_backend()[0]
+    if n_jobs is None and backend.nesting_level:
+        return 1
+    with joblib.parallel_config(backend="loky"):
+        return min(joblib.effective_n_jobs(-1 if n_jobs is None else n_jobs), n_chains)
+
+
+def _pool(n_jobs: int | None, n_chains: int, seconds: float) -> joblib.Parallel | None:
+    """Workers for a run with so many seconds of work left, if it needs any."""
+    if n_jobs is None and seconds < _PARALLEL_SECONDS:
+        return None
+    workers = n_workers(n_jobs, n_chains)
+    if workers == 1:
+        return None
+    with joblib.parallel_config(backend="loky", inner_max_num_threads=1):
+        return joblib.Parallel(n_jobs=workers)
+
+
+_known: dict[str, Target] = {}
+
+
+def _at_work(mark: str, target: Target, *rest: Any) -> tuple[State, Draws]:
+    """A stretch in a worker, which keeps what can be computed once for all stretches."""
+    if mark not in _known:
+        _known.clear()
+        _known[mark] = target
+    return _stretch(_known[mark], *rest)
+
+
+def _stretch(
+    target: Target, state: State, n_sweeps: int, n_warmup: int, thin: int
+) -> tuple[State, Draws]:
+    with one_thread():
+        return run(target, state, n_sweeps, n_warmup, thin)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Chains run side by side, and the order of a sum must not depend on how many threads do."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def fingerprint(target: Target, schedule: Schedule) -> str:
+    """A digest of everything the draws depend on; how many there are to be is not part of it."""
+    digest = hashlib.sha256()
+    index = target.data.index
+    for array in (target.X, target.Z, target.data.y, index, target.mean, target.theta):
+        digest.update(b"-" if array is None else np.ascontiguousarray(array).tobytes())
+        digest.update(repr(None if array is None else array.shape).encode())
+    plain = (
+        [repr(k) for k in target.kernels],
+        target.data.n_classes,
+        target.augmentation,
+        target.mean_variance,
+        target.kernel_scale,
+        target.jitter,
+        (schedule.n_chains, schedule.n_warmup, schedule.thin, schedule.seed),
+    )
+    digest.update(repr(plain).encode())
+    return digest.hexdigest()
+
+
+def _save(file: files.Kept, now: Run, mark: str, seed: int) -> None:
+    """Write where all chains stand."""
+    arrays = {}
+    for i, (state, draws) in enumerate(zip(now.states, now.draws, strict=True)):
+        arrays |= {f"{i}.state.{name}": getattr(state, name) for name in _ARRAYS}
+        arrays |= {f"{i}.draws.{name}": getattr(draws, name) for name in _DRAWN}
+    header: dict[str, Any] = {
+        "kind": "gibbs checkpoint",
+        "format": _FORMAT,
+        "fingerprint": mark,
+        "seed": seed,
+        "sweeps": now.sweeps,
+        "rng": [state.rng.bit_generator.state for state in now.states],
+    }
+    file.write(arrays, header)
+
+
+def kept_seed(path: str | os.PathLike[str], drawn: int) -> int:
+    """The seed of the run that a file belongs to, or one newly drawn if there is none yet."""
+    if not Path(path).exists():
+        return drawn
+    seed = _read(path)[1].get("seed")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise files.FileFormatError(f"{path} does not have the seed of its run")
+    return seed
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays and the header of a checkpoint."""
+
+    def check(header: Any) -> None:
+        if not isinstance(header, dict) or header.get("kind") != "gibbs checkpoint":
+            raise files.FileFormatError(f"{path} is not a checkpoint of the Gibbs sampler")
+        if header.get("format") != _FORMAT:
+            raise files.FileFormatError(
+                f"{path} has format {header.get('format')}, this version of conjugp reads {_FORMAT}"
+            )
+
+    return files.read(path, check)
+
+
+def load(path: str | os.PathLike[str], mark: str, target: Target, schedule: Schedule) -> Run:
+    """Go on from a file; it must be of the same data, settings and seed."""
+    arrays, header = _read(path)
+    if header["fingerprint"] != mark:
+        raise ValueError(
+            f"checkpoint: {path} belongs to other data, settings or another random_state; give "
+            "another path, or remove the file to start again"
+        )
+    sweeps = header["sweeps"]
+    n_kept = schedule.kept(sweeps)
+    states, room = [], []
+    for i, rng_state in enumerate(header["rng"]):
+        rng = np.random.default_rng()
+        rng.bit_generator.state = rng_state
+        state = {name: arrays[f"{i}.state.{name}"] for name in _ARRAYS}
+        states.append(State(**state, rng=rng, sweeps=sweeps))
+        draws = _room(target, max(n_kept, schedule.n_samples))
+        for name in _DRAWN:
+            getattr(draws, name)[:n_kept] = arrays[f"{i}.draws.{name}"]
+        room.append(draws)
+    return Run(states, room, n_kept)

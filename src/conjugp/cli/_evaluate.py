@@ -1,0 +1,191 @@
+"""``conjugp evaluate``: scores and pictures of a model on labelled rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import typer
+
+from conjugp._persistence import files
+from conjugp.cli._app import (
+    Debug,
+    Json,
+    Refusal,
+    app,
+    estimator_errors,
+    note,
+    print_json,
+    print_table,
+)
+from conjugp.cli._predict import Unseen, check_unseen, note_unused
+from conjugp.cli._scores import (
+    SCORES,
+    check_known,
+    few_rows,
+    fingerprint,
+    scores_of,
+    shown_scores,
+    split,
+    these_rows,
+)
+from conjugp.cli._settings import (
+    Decimal,
+    Delimiter,
+    EncodingName,
+    ModelArgument,
+    Reading,
+    Rows,
+    TableArgument,
+)
+from conjugp.cli.models import Model, load_model
+
+MOST_CLASSES = 40  # in the table of classes and in the picture of the confusion matrix
+
+
+@app.command()
+def evaluate(
+    model: ModelArgument,
+    table: TableArgument,
+    plots: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Draw reliability and confusion in this folder."),
+    ] = None,
+    unseen: Unseen = "refuse",
+    delimiter: Delimiter = None,
+    encoding: EncodingName = None,
+    decimal: Decimal = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Score a model on the rows of a table that has the target.
+
+    Of the very table that the model was fitted to, only the rows that were held out are scored.
+    Of another table all rows are, and it is said how many of them the model was trained on.
+
+    \b
+    Example:
+      $ conjugp evaluate wine.conjugp wine.csv --plots plots
+    """
+    check_unseen(unseen)
+    if plots is not None and plots.exists() and not plots.is_dir():
+        raise Refusal(f"--plots {str(plots)!r} is a file; give a folder")
+    found = load_model(model, table=table)
+    reading = Reading(delimiter=delimiter, encoding=encoding, decimal=decimal)
+    rows, _, _, seen = labelled_rows(found, table, reading, unseen)
+    clf = found.clf
+    with estimator_errors():
+        proba = clf.predict_proba(rows.X)
+    scores = scores_of(rows.y, proba, clf.classes_, rows.weight)
+    classes = class_table(rows.y, proba, clf.classes_)
+    written = [] if plots is None else _draw(plots, rows, proba, clf.classes_)
+    if as_json:
+        data = {"n_rows": len(rows.y), "trained_on": seen, "scores": scores, "classes": classes}
+        print_json({**data, "plots": written})
+        return
+    for text in few_rows(len(rows.y)):
+        note(text)
+    flatters = ", which flatters it" if seen else ""
+    title = f"On {these_rows(len(rows.y), seen, table.name)}{flatters}; lower is better"
+    print_table(["", *SCORES.values()], [("conjugp", *shown_scores(scores))], title)
+    shown = [
+        (str(c["label"]), str(c["rows"]), _percent(c["recall"]), _percent(c["precision"]))
+        for c in classes[:MOST_CLASSES]
+    ]
+    print_table(["class", "rows", "found", "right when predicted"], shown)
+    if len(classes) > MOST_CLASSES:
+        note(f"{len(classes) - MOST_CLASSES} more classes; --json has all")
+    for path in written:
+        typer.echo(f"Picture written to {path}")
+
+
+class Labelled(NamedTuple):
+    """Rows of a table to score, and what the model has to do with the table."""
+
+    rows: Rows
+    all: Rows
+    train: Rows | None  # what the model learned from, where this table has it
+    seen: int | None  # how many of the rows to score are those; None where it cannot be known
+
+
+def labelled_rows(model: Model, path: Path, reading: Reading, unseen: str = "refuse") -> Labelled:
+    """The rows of a table to score: of the one that the model was fitted to, those held out."""
+    table = reading.table(path, model.encoding.ignored)
+    rows = Rows.of(table, model.encoding, unseen)
+    note_unused(table, model.encoding)
+    check_known(rows.y, model.clf.classes_, model.encoding.target)
+    if fingerprint(rows.X, rows.y) != model.origin["fingerprint"]:
+        return Labelled(rows, rows, None, model.count_seen(rows.X, rows.y))
+    if not model.origin["test_size"]:
+        return Labelled(rows, rows, rows, len(rows.y))
+    train, test = split(rows.y, model.origin["test_size"], model.origin["seed"])
+    return Labelled(rows.take(test), rows, rows.take(train), 0)
+
+
+def class_table(y: Any, proba: Any, classes: Any) -> list[dict[str, Any]]:
+    """Rows, recall and precision of every class; None where there is nothing to divide by."""
+    predicted = classes[proba.argmax(axis=1)]
+    table = []
+    for label in classes:
+        true, named = y == label, predicted == label
+        both = int((true & named).sum())
+        table.append(
+            {
+                "label": label,
+                "rows": int(true.sum()),
+                "predicted": int(named.sum()),
+                "recall": both / true.sum() if true.any() else None,
+                "precision": both / named.sum() if named.any() else None,
+            }
+        )
+    return table
+
+
+def confusion(y: Any, proba: Any, classes: Any) -> Any:
+    """Counts (C, C): true class by predicted class."""
+    counts = np.zeros((len(classes), len(classes)), dtype=int)
+    np.add.at(counts, (np.searchsorted(classes, y), proba.argmax(axis=1)), 1)
+    return counts
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
+def _draw(folder: Path, rows: Rows, proba: Any, classes: Any) -> list[Path]:
+    """Pictures as PNG files in a folder; their paths."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from sklearn.metrics import ConfusionMatrixDisplay
+
+    from conjugp.plotting import ClassCalibrationDisplay, ReliabilityDisplay
+
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {}
+    with rc_context({"text.parse_math": False}):
+        figures["reliability"] = Figure(figsize=(5.6, 6.2), layout="constrained")
+        ReliabilityDisplay.from_predictions(
+            rows.y, proba, labels=classes, ax=figures["reliability"].subplots()
+        )
+        figures["classes"] = Figure(figsize=(6.4, 5.0), layout="constrained")
+        ClassCalibrationDisplay.from_predictions(
+            rows.y, proba, labels=classes, ax=figures["classes"].subplots()
+        )
+        if len(classes) <= MOST_CLASSES:
+            size = 3.5 + 0.3 * len(classes)
+            figures["confusion"] = Figure(figsize=(size, size), layout="constrained")
+            counts = confusion(rows.y, proba, classes)
+            ConfusionMatrixDisplay(counts, display_labels=classes).plot(
+                ax=figures["confusion"].subplots(),
+                cmap="Blues",
+                colorbar=False,
+                xticks_rotation="vertical",
+            )
+        written = []
+        for name, figure in figures.items():
+            path = folder / f"{name}.png"
+            with files.replaced(path) as temporary:
+                figure.savefig(temporary, dpi=150)
+            written.append(path)
+    return written

@@ -1,0 +1,55 @@
+"""``conjugp export``: a model as an ONNX graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from conjugp.cli._app import (
+    Debug,
+    Json,
+    app,
+    check_output,
+    estimator_errors,
+    print_json,
+    replaced,
+)
+from conjugp.cli._settings import ModelArgument
+from conjugp.cli._tables import MissingPackageError
+from conjugp.cli.models import load_model
+
+
+@app.command()
+def export(
+    model: ModelArgument,
+    output: Annotated[Path, typer.Argument(metavar="ONNX", help="Where to write: a .onnx file.")],
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write the probabilities of a model as an ONNX graph.
+
+    Its input is a matrix with the features in the order that is printed; categories are already
+    numbers there, and nothing is missing. Needs onnx: pip install "conjugp[onnx]".
+
+    \b
+    Example:
+      $ conjugp export wine.conjugp wine.onnx
+    """
+    from conjugp.export import to_onnx
+
+    existed = check_output(output, (".onnx",), "ONNX", inputs=(model,))
+    found = load_model(model)
+    try:
+        with estimator_errors():
+            to_onnx(found.named(), output)
+    except ImportError as error:
+        raise MissingPackageError('ONNX files need onnx: pip install "conjugp[onnx]"') from error
+    features = found.encoding.features
+    if as_json:
+        classes = found.clf.classes_
+        print_json({"output": output.resolve(), "features": features, "classes": classes})
+        return
+    typer.echo(f"Graph written to {output.resolve()}{replaced(existed)}")
+    typer.echo(f"Features in order: {', '.join(features)}")

@@ -1,0 +1,114 @@
+"""What a report is about, and the numbers in it."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conjugp import metrics
+from conjugp.cli._scores import logistic_regression, scores_of
+from conjugp.cli._settings import Rows
+from conjugp.cli.models import Model
+
+RELEVANCE_ROWS, RELEVANCE_COLUMNS, RELEVANCE_SHUFFLES = 1000, 60, 3
+CONJUGP, LOGISTIC, FREQUENCIES = "conjugp", "logistic regression", "class frequencies"
+
+
+@dataclass
+class Subject:
+    """A model, the rows to score, and those it learned from where they are known."""
+
+    model: Model
+    rows: Rows
+    all: Rows
+    train: Rows | None
+    seen: int | None  # how many of the rows to score were learned from, where that is known
+    commands: list[str]
+    source: str
+    scored: str  # the table that the rows to score are of
+    keep: list[str] = field(default_factory=list)  # columns to show beside rows
+
+    @property
+    def flattered(self) -> bool:
+        """Whether all rows to score were learned from."""
+        return self.seen == len(self.rows.y)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Scores by classifier, probabilities, and what stands out."""
+
+    scores: dict[str, dict[str, float]]
+    proba: dict[str, NDArray[np.float64]]  # (n, C) by classifier
+    surprise: NDArray[np.float64]  # -log p(true class), (n,)
+    entropy: NDArray[np.float64]  # (n,)
+    epistemic: NDArray[np.float64]  # (n,)
+    relevance: dict[str, float]  # rise of the NLL by column, largest first
+
+
+def find(subject: Subject) -> Findings:
+    """Score a model beside logistic regression and the frequencies of the classes."""
+    clf, rows = subject.model.clf, subject.rows
+    classes = clf.classes_
+    proba = {CONJUGP: clf.predict_proba(rows.X)}
+    if subject.train is not None and not subject.flattered:
+        train = subject.train
+        try:
+            fitted = logistic_regression(train.X, train.y, train.weight)
+            proba[LOGISTIC] = _aligned(fitted.predict_proba(rows.X), fitted.classes_, classes)
+        except ValueError as error:
+            warnings.warn(f"logistic regression failed ({error})", stacklevel=2)
+        share = np.array([(train.y == label).mean() for label in classes])
+        proba[FREQUENCIES] = np.tile(share, (len(rows.y), 1))
+    scores = {name: scores_of(rows.y, p, classes, rows.weight) for name, p in proba.items()}
+    truth = proba[CONJUGP][np.arange(len(rows.y)), np.searchsorted(classes, rows.y)]
+    parts = clf.predict_uncertainty(rows.X)
+    return Findings(
+        scores,
+        proba,
+        -np.log(np.maximum(truth, np.finfo(float).tiny)),
+        parts.total,
+        parts.epistemic,
+        relevance(subject.model, rows),
+    )
+
+
+def relevance(model: Model, rows: Rows, seed: int = 0) -> dict[str, float]:
+    """The rise of the NLL when a column is shuffled among the rows, largest first.
+
+    A column of categories is shuffled as a whole. Many rows are sampled, and of very many columns
+    only the first are tried.
+    """
+    rng = np.random.default_rng(seed)
+    clf = model.clf
+    chosen = rng.permutation(len(rows.y))[:RELEVANCE_ROWS]
+    X, y = rows.X[chosen], rows.y[chosen]
+    weight = None if rows.weight is None else rows.weight[chosen]
+
+    def nll(features: NDArray[np.float64]) -> float:
+        proba = clf.predict_proba(features)
+        return float(metrics.nll(y, proba, labels=clf.classes_, sample_weight=weight))
+
+    if weight is not None and not weight.any():
+        weight = None
+    before = nll(X)
+    rises, start = {}, 0
+    for column in model.encoding.columns[:RELEVANCE_COLUMNS]:
+        place = slice(start, start := start + len(column.features))
+        changed, after = X.copy(), []
+        for _ in range(RELEVANCE_SHUFFLES):
+            changed[:, place] = X[rng.permutation(len(X)), place]
+            after.append(nll(changed))
+        rises[column.name] = float(np.mean(after)) - before
+    return dict(sorted(rises.items(), key=lambda item: -item[1]))
+
+
+def _aligned(proba: Any, have: Any, want: Any) -> NDArray[np.float64]:
+    """Probabilities with a column for each of the wanted classes."""
+    out = np.zeros((len(proba), len(want)))
+    out[:, np.searchsorted(want, have)] = proba
+    return out

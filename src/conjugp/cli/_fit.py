@@ -1,0 +1,338 @@
+"""``conjugp fit``: from a table to a model file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from functools import reduce
+from operator import add, mul
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from conjugp import kernels
+from conjugp._estimators.classifier import GPClassifier
+from conjugp._rows.group import ALONE, Group, joined
+from conjugp.cli._app import (
+    Debug,
+    Interrupted,
+    Json,
+    Refusal,
+    Seed,
+    app,
+    check_output,
+    estimator_errors,
+    note,
+    print_json,
+    print_table,
+    replaced,
+    typed_command,
+    warnings_as_notes,
+)
+from conjugp.cli._ranks import stacked
+from conjugp.cli._scores import (
+    SCORES,
+    few_rows,
+    fingerprint,
+    scores_of,
+    shown_scores,
+    these_rows,
+)
+from conjugp.cli._settings import (
+    CategoricalOption,
+    Decimal,
+    Delimiter,
+    EncodingName,
+    Ignore,
+    Missing,
+    Reading,
+    TableArgument,
+    Target,
+    TestFile,
+    TestSize,
+    Training,
+    Weight,
+    prepare,
+)
+from conjugp.cli._tables import FORMATS
+from conjugp.cli.models import ROWS, Model, packed_digests
+
+# Endings of tables and of what other commands write: a model of that name would mislead.
+NO_MODELS = (*FORMATS, ".onnx", ".html", ".htm", ".json")
+KERNELS = {
+    "rbf": kernels.RBF,
+    "matern12": kernels.Matern12,
+    "matern32": kernels.Matern32,
+    "matern52": kernels.Matern52,
+    "rational-quadratic": kernels.RationalQuadratic,
+    "linear": kernels.Linear,
+}
+
+
+@app.command()
+def fit(
+    context: typer.Context,
+    table: TableArgument,
+    target: Target,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="MODEL", help="Where to write the model.")
+    ] = Path("model.conjugp"),
+    categorical: CategoricalOption = [],  # noqa: B006
+    missing: Missing = "refuse",
+    ignore: Ignore = [],  # noqa: B006
+    weight: Weight = None,
+    test_size: TestSize = 0.2,
+    test: TestFile = None,
+    delimiter: Delimiter = None,
+    encoding: EncodingName = None,
+    decimal: Decimal = None,
+    kernel: Annotated[
+        str,
+        typer.Option(help=f"auto, or {', '.join(KERNELS)}, also joined as in rbf+linear or *."),
+    ] = "auto",
+    likelihood: Annotated[
+        str, typer.Option(help="logistic-softmax, softmax, robust-max, heaviside or dirichlet.")
+    ] = "logistic-softmax",
+    inducing: Annotated[
+        str, typer.Option(help="Number of inducing points, auto, or all rows.")
+    ] = "auto",
+    temperature: Annotated[
+        str, typer.Option(help="auto, none, or a number that divides log-probabilities.")
+    ] = "auto",
+    class_weight: Annotated[
+        str, typer.Option(help="balanced gives every class the same total weight.")
+    ] = "none",
+    max_epochs: Annotated[float, typer.Option(help="Most passes over the rows.")] = 100,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
+    seed: Seed = 0,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="Keep the state of the fit here; the same command goes on from it."),
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Fit a classifier to a table and write it to a file.
+
+    A fifth of the rows is held out for the scores, unless --test-size or --test say otherwise;
+    the model in the file is the one that was scored. Columns of text are an error until
+    --categorical says what they mean, and missing values until --missing does.
+
+    \b
+    Examples:
+      $ conjugp fit wine.csv --target label -o wine.conjugp
+      $ conjugp fit trips.csv --target mode --categorical onehot --missing impute -o trips.conjugp
+    """
+    clf = _classifier(
+        kernel, likelihood, inducing, temperature, class_weight, max_epochs, device, dtype, seed
+    )
+    if output.suffix.lower() in NO_MODELS:
+        raise Refusal(
+            f"--output {str(output)!r} ends as another kind of file does; "
+            f"call the model {output.stem}.conjugp"
+        )
+    with joined() as group:
+        _fit_table(
+            clf,
+            table,
+            target,
+            output,
+            Reading(categorical, missing, ignore, weight, delimiter, encoding, decimal),
+            test_size,
+            test,
+            seed,
+            checkpoint,
+            typed_command(context),
+            as_json,
+            group,
+        )
+
+
+def _fit_table(
+    clf: GPClassifier,
+    table: Path,
+    target: str,
+    output: Path,
+    reading: Reading,
+    test_size: float,
+    test: Path | None,
+    seed: int,
+    checkpoint: Path | None,
+    command: str,
+    as_json: bool,
+    group: Group,
+) -> None:
+    """The command, its options understood; of several ranks the first writes and speaks."""
+
+    def check() -> bool:
+        if group.rank:
+            return False
+        there = check_output(output, inputs=(table, test))
+        if checkpoint is not None:
+            check_output(checkpoint, option="--checkpoint", inputs=(table, test, output))
+        return there
+
+    with estimator_errors():
+        existed = group.all(check)
+        training = prepare(table, target, reading, test_size, test, seed, group)
+    notes = list(training.notes)
+    if group.rank == 0:
+        for text in notes:
+            note(text)
+    began = time.perf_counter()
+    kept = f"{output} is as it was" if existed else "no model was written"
+    fit_model(clf, training, checkpoint, kept, notes)
+    seconds = time.perf_counter() - began
+    model, scores = scored(clf, training, table, test, test_size, seed, command, group)
+    seen = None if training.test is None else seen_of(model, training, test, group)
+    if group.rank:
+        return
+    n_train, n_test = model.origin["n_train"], model.origin["n_test"]
+    if scores is not None:
+        notes += few_rows(n_test)
+    model.save(output)
+    if as_json:
+        print_json(
+            {
+                "model": output.resolve(),
+                "n_train": n_train,
+                "n_test": n_test,
+                "trained_on": seen,
+                "features": training.encoding.features,
+                "classes": clf.classes_,
+                "kernel": str(clf.kernel_),
+                "temperature": clf.temperature_,
+                "elbo": clf.elbo_,
+                "seconds": seconds,
+                "scores": scores,
+                "notes": notes,
+            }
+        )
+        return
+    for text in notes[len(training.notes) :]:
+        note(text)
+    typer.echo(
+        f"Fitted {n_train} rows, {len(training.encoding.features)} features and "
+        f"{len(clf.classes_)} classes in {seconds:.1f} s."
+    )
+    if scores is not None:
+        source = table.name if test is None else test.name
+        title = f"On {these_rows(n_test, seen, source)}; lower is better"
+        print_table(["", *SCORES.values()], [("conjugp", *shown_scores(scores))], title)
+    typer.echo(f"Model written to {output.resolve()}{replaced(existed)}")
+
+
+def fit_model(
+    clf: GPClassifier, training: Training, checkpoint: Path | None, kept: str, notes: list[str]
+) -> None:
+    """Fit to the training rows, with a bar where somebody looks on; warnings become notes."""
+    rows = training.train
+    clf.set_params(verbose=int(sys.stderr.isatty()))
+    settings: dict[str, Any] = {} if checkpoint is None else {"checkpoint": checkpoint}
+    try:
+        with warnings_as_notes(notes), estimator_errors():
+            clf.fit(rows.X, rows.y, rows.weight, **settings)
+    except KeyboardInterrupt as error:
+        if checkpoint is not None and checkpoint.exists():
+            kept += f"; {checkpoint} has the state of the fit, and the same command goes on from it"
+        raise Interrupted(f"interrupted; {kept}") from error
+    clf.set_params(verbose=0)
+
+
+def scored(
+    clf: GPClassifier,
+    training: Training,
+    table: Path,
+    test: Path | None,
+    test_size: float,
+    seed: int,
+    command: str,
+    group: Group = ALONE,
+) -> tuple[Model, dict[str, float] | None]:
+    """The model with its origin, and its scores on the rows held out, of all ranks."""
+    held_out, scores, n_test = training.test, None, 0
+    if held_out is not None:
+        with estimator_errors():
+            proba = clf.predict_proba(held_out.X)
+        y, proba, weight = (stacked(group.gather(a)) for a in (held_out.y, proba, held_out.weight))
+        assert y is not None and proba is not None
+        scores, n_test = scores_of(y, proba, clf.classes_, weight), len(y)
+    shares = group.gather(fingerprint(training.all.X, training.all.y))
+    origin = {
+        "source": table.name,
+        "fingerprint": "+".join(shares),
+        "n_rows": sum(group.gather(len(training.all.y))),
+        "n_train": sum(group.gather(len(training.train.y))),
+        "n_test": n_test,
+        "test_size": 0 if test is not None else test_size,
+        "seed": seed,
+        "command": command,
+        "scores": scores,
+        ROWS: packed_digests(training.train.X, training.train.y, group),
+    }
+    return Model(clf, training.encoding, origin), scores
+
+
+def seen_of(
+    model: Model, training: Training, test: Path | None, group: Group = ALONE
+) -> int | None:
+    """How many of the rows held out were trained on; of the training table's own, none."""
+    if test is None or training.test is None:
+        return 0
+    seen = group.gather(model.count_seen(training.test.X, training.test.y))
+    return None if None in seen else sum(seen)  # type: ignore[arg-type]
+
+
+def _classifier(
+    kernel: str,
+    likelihood: str,
+    inducing: str,
+    temperature: str,
+    class_weight: str,
+    max_epochs: float,
+    device: str,
+    dtype: str,
+    seed: int,
+) -> GPClassifier:
+    """The estimator that the options ask for."""
+    if class_weight not in ("none", "balanced"):
+        raise Refusal(f"--class-weight must be none or balanced; got {class_weight!r}")
+    n_inducing: Any = {"auto": "auto", "all": None}.get(inducing, inducing)
+    if isinstance(n_inducing, str) and n_inducing != "auto":
+        if not n_inducing.isdigit():
+            raise Refusal(f"--inducing must be auto, all or a whole number; got {inducing!r}")
+        n_inducing = int(n_inducing)
+    heat: Any = {"auto": "auto", "none": None}.get(temperature, temperature)
+    if isinstance(heat, str) and heat != "auto":
+        try:
+            heat = float(heat)
+        except ValueError as error:
+            raise Refusal(
+                f"--temperature must be auto, none or a number; got {temperature!r}"
+            ) from error
+    return GPClassifier(
+        _kernel(kernel),
+        likelihood=likelihood,
+        n_inducing=n_inducing,
+        temperature=heat,
+        class_weight=None if class_weight == "none" else class_weight,
+        max_epochs=max_epochs,
+        device=device,
+        dtype=dtype,
+        random_state=seed,
+    )
+
+
+def _kernel(text: str) -> kernels.Kernel | None:
+    """A kernel from names joined by + and *."""
+    if text == "auto":
+        return None
+
+    def one(name: str) -> kernels.Kernel:
+        if name.strip() not in KERNELS:
+            raise Refusal(f"--kernel: {name.strip()!r} is none of auto, {', '.join(KERNELS)}")
+        return KERNELS[name.strip()]()
+
+    return reduce(add, (reduce(mul, map(one, term.split("*"))) for term in text.split("+")))

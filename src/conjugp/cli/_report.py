@@ -1,0 +1,185 @@
+"""``conjugp report``: one HTML page on a model, its scores and the rows to look at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from conjugp._estimators.classifier import GPClassifier
+from conjugp._persistence import files
+from conjugp.cli._app import (
+    Debug,
+    Json,
+    Refusal,
+    Seed,
+    app,
+    check_output,
+    estimator_errors,
+    note,
+    print_json,
+    replaced,
+    typed_command,
+    warnings_as_notes,
+)
+from conjugp.cli._contents import contents, headline
+from conjugp.cli._evaluate import labelled_rows
+from conjugp.cli._findings import Subject, find
+from conjugp.cli._fit import fit_model, scored, seen_of
+from conjugp.cli._page import render
+from conjugp.cli._predict import Unseen, check_unseen
+from conjugp.cli._scores import few_rows
+from conjugp.cli._settings import (
+    CategoricalOption,
+    Decimal,
+    Delimiter,
+    EncodingName,
+    Ignore,
+    Keep,
+    Missing,
+    OptionalTarget,
+    Reading,
+    Rows,
+    TestFile,
+    TestSize,
+    Weight,
+    prepare,
+)
+from conjugp.cli.models import load_model
+
+
+@app.command()
+def report(
+    context: typer.Context,
+    first: Annotated[
+        Path, typer.Argument(metavar="MODEL|TABLE", help="A model, or a table to fit first.")
+    ],
+    table: Annotated[
+        Path | None, typer.Argument(metavar="[TABLE]", help="After a model: labelled rows.")
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="HTML", help="Where to write the page.")
+    ] = Path("report.html"),
+    target: OptionalTarget = None,
+    keep: Keep = [],  # noqa: B006
+    train: Annotated[
+        Path | None,
+        typer.Option(metavar="TABLE", help="After a model: what logistic regression learns from."),
+    ] = None,
+    compare: Annotated[bool, typer.Option(help="Fit a logistic regression beside.")] = True,
+    categorical: CategoricalOption = [],  # noqa: B006
+    missing: Missing = "refuse",
+    ignore: Ignore = [],  # noqa: B006
+    weight: Weight = None,
+    test_size: TestSize = 0.2,
+    test: TestFile = None,
+    delimiter: Delimiter = None,
+    encoding: EncodingName = None,
+    decimal: Decimal = None,
+    unseen: Unseen = "refuse",
+    seed: Seed = 0,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write a page on a model: scores, calibration, confusion, odd rows, features, data.
+
+    With a model and a table, the table is scored; of the table that the model was fitted to, only
+    the rows that were held out. With a table and --target, a model is fitted to most of its rows
+    first. The page is one file and needs no network.
+
+    \b
+    Examples:
+      $ conjugp report wine.conjugp wine.csv -o report.html
+      $ conjugp report wine.csv --target label -o report.html
+    """
+    check_unseen(unseen)
+    existed = check_output(output, (".html", ".htm"), inputs=(first, table, train, test))
+    notes: list[str] = []
+    command = typed_command(context)
+    unused = ("train", "unseen")
+    if table is not None:
+        unused = ("categorical", "missing", "ignore", "weight", "target", "test")
+    given = [n for n in unused if context.get_parameter_source(n).name == "COMMANDLINE"]  # type: ignore[union-attr]
+    if given and table is not None:
+        raise Refusal(f"--{given[0]} is for a table that is fitted first; the model has its own")
+    if given and target is not None:
+        raise Refusal(f"--{given[0]} is for a model and a table; here the table is fitted first")
+    if table is not None:
+        reading = Reading(delimiter=delimiter, encoding=encoding, decimal=decimal, keep=keep)
+        subject = _of_model(first, table, train, reading, unseen)
+        subject.commands.append(command)
+    else:
+        if target is None:
+            raise Refusal(
+                "give a model and a table, or a table with --target and the column to predict"
+            )
+        if test_size == 0 and test is None:
+            raise Refusal("a report needs rows to score: --test-size above 0, or --test TABLE")
+        reading = Reading(categorical, missing, ignore, weight, delimiter, encoding, decimal, keep)
+        training = prepare(first, target, reading, test_size, test, seed)
+        notes += training.notes
+        clf = GPClassifier(random_state=seed)
+        fit_model(clf, training, None, f"no report was written to {output}", notes)
+        model, _ = scored(clf, training, first, test, test_size, seed, command)
+        rows = training.test
+        assert rows is not None
+        subject = Subject(
+            model,
+            rows,
+            training.all,
+            training.train,
+            seen_of(model, training, test),
+            [command],
+            first.name,
+            first.name if test is None else test.name,
+            keep,
+        )
+    if not compare:
+        subject.train = None
+    with warnings_as_notes(notes), estimator_errors():
+        findings = find(subject)
+    notes += few_rows(len(subject.rows.y))
+    for text in notes:
+        note(text)
+    page = render(contents(subject, findings, notes))
+    with files.replaced(output) as path:
+        path.write_text(page, encoding="utf-8", errors="backslashreplace")
+    if as_json:
+        print_json(
+            {
+                "report": output.resolve(),
+                "n_rows": len(subject.rows.y),
+                "trained_on": subject.seen,
+                "scores": findings.scores,
+                "relevance": findings.relevance,
+                "notes": notes,
+            }
+        )
+        return
+    typer.echo(headline(subject, findings))
+    typer.echo(f"Report written to {output.resolve()}{replaced(existed)}")
+
+
+def _of_model(
+    path: Path, table: Path, train: Path | None, reading: Reading, unseen: str
+) -> Subject:
+    """A model from a file, on the rows of a table."""
+    model = load_model(path, table=table)
+    labelled = labelled_rows(model, table, reading, unseen)
+    learned = labelled.train
+    if train is not None:
+        given = replace(reading, keep=[]).table(train, model.encoding.ignored)
+        learned = Rows.of(given, model.encoding, unseen)
+    return Subject(
+        model,
+        labelled.rows,
+        labelled.all,
+        learned,
+        labelled.seen,
+        [model.origin["command"]],
+        table.name,
+        table.name,
+        reading.keep,
+    )
