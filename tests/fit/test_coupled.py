@@ -31,6 +31,7 @@ from conjugp._fit.base import (
 )
 from conjugp._fit.coupled import CoupledFit, kernel_rate
 from conjugp._fit.kernel_choice import KernelChoice, cache_bytes
+from conjugp._fit.plan import start_mean
 from conjugp._gp.features import basis, features
 from conjugp._gp.model import coupled
 from conjugp._gp.posterior import Posterior, marginals, moments
@@ -211,6 +212,16 @@ def test_prior_means_start_at_the_shares_of_the_classes():
         like = get_likelihood(name)
         mean = like.start_means(shares)
         torch.testing.assert_close(like.prob(mean[None])[0], shares)
+    # Many rows teach their prior means themselves.
+    like, spread = get_likelihood("softmax"), []
+    for k in (1, 10, 500):
+        many = labelled([30 * k, 9 * k, k], 0)
+        many = many._replace(weight=torch.ones_like(many.weight))
+        mean = start_mean("auto", many, like)
+        spread.append(float(mean.max() - mean.min()))
+        if k == 1:
+            torch.testing.assert_close(mean, like.start_means(shares).to(mean))
+    assert spread[0] > 2.5 and 1.5 < spread[1] < spread[0] and spread[2] < 0.1
     # Equal rows are one row here, of their weight; weights of no scale are none of many rows.
     light = data._replace(weight=torch.full((40,), 1e-3).double())
     torch.testing.assert_close(class_shares(light), shares)

@@ -45,8 +45,7 @@ from conjugp._gp.covariance import NONE
 from conjugp._gp.model import Model
 from conjugp._gp.prediction import apply_temperature, predict_proba
 from conjugp._gp.temperature import Calibration, fit_calibration
-from conjugp._inference.ep_training import EPTrainer
-from conjugp._inference.training import Progress, Trainer
+from conjugp._inference.training import Progress
 from conjugp._inputs.scales import Scaling, can_wait, fit_scaling
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._numerics.threads import for_rows
@@ -512,11 +511,11 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             if stream is None:
                 limit = COUPLED_INDUCING if self.n_inducing in ("auto", None) else self.n_inducing
                 kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
-                trainer = EPTrainer if self.inference == "ep" else Trainer
+                inference = "ep" if self.inference == "ep" else "vi"
                 seed = self._seed()
                 share = options.conditional_variance
                 kept = 1.0 if share == "auto" else float(share)
-                stream = Stream(kernel, int(limit), likelihood, bound, seed, trainer, kept)  # type: ignore[arg-type]
+                stream = Stream(kernel, int(limit), likelihood, bound, seed, inference, kept)  # type: ignore[arg-type]
                 goes_on = fitted and stream.resume(self._fitted)
                 if fitted and not goes_on:
                     warnings.warn(

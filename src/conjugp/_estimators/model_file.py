@@ -31,8 +31,6 @@ from conjugp._gp.model import Model
 from conjugp._gp.posterior import Posterior
 from conjugp._gp.state import State
 from conjugp._gp.temperature import Calibration
-from conjugp._inference.ep_training import EPTrainer
-from conjugp._inference.training import Trainer
 from conjugp._inputs.scales import Scaling
 from conjugp._persistence import files
 from conjugp._persistence.codec import Decoder, Encoder, UnknownClassError
@@ -42,7 +40,7 @@ from conjugp.likelihoods import LIKELIHOODS, Likelihood
 
 FORMAT = 1
 KINDS = ("GPClassifier", "GibbsGPClassifier")
-_TRAINERS: dict[str, type[Trainer]] = {"variational": Trainer, "ep": EPTrainer}
+_STREAMS = {"variational": "vi", "ep": "ep"}  # as files have it, and as fits do
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _HEADER = {"kind", "format", "version", "params", "summary", "extra", "arguments", "fitted"}
 
@@ -405,13 +403,13 @@ def _state_parts(s: State) -> dict[str, Any]:
 
 def _stream_parts(stream: Stream) -> dict[str, Any]:
     assert stream.state is not None
-    trainers = {trainer: name for name, trainer in _TRAINERS.items()}
+    names = {how: name for name, how in _STREAMS.items()}
     return {
         "kernel": None if stream.kernel is None else stream.kernel.frozen(),
         "limit": stream.limit,
         "likelihood": stream.likelihood,
         "bound": stream.bound,
-        "trainer": trainers[stream.trainer],
+        "trainer": names[stream.inference],
         "generator": stream.generator.get_state(),
         "seen": stream.seen,
         "epochs": stream.epochs,
@@ -558,8 +556,8 @@ def _stream(take: _Parts, model: Model) -> Stream:
         raise ValueError("the kernel of the stream is none")
     bound, trainer = take.text("bound"), take.text("trainer")
     likelihood.check_bound(bound)
-    one_of("trainer", trainer, tuple(_TRAINERS))
-    stream = Stream(kernel, take.whole("limit", 1), likelihood, bound, 0, _TRAINERS[trainer])
+    one_of("trainer", trainer, tuple(_STREAMS))
+    stream = Stream(kernel, take.whole("limit", 1), likelihood, bound, 0, _STREAMS[trainer])
     generator = take.any("generator")
     if not isinstance(generator, Tensor) or generator.dtype != torch.uint8:
         raise ValueError("the state of the random numbers is none")

@@ -140,6 +140,7 @@ class Fitter(ABC):
             jitter=p.options.jitter,
             local_steps=p.options.local_steps,
             kept=self.kept,
+            inference="ep" if p.inference == "ep" else "vi",
         )
         return replace(settings, **changes)  # type: ignore[arg-type]
 

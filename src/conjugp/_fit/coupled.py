@@ -27,8 +27,8 @@ from conjugp._gp.posterior import Posterior, marginals, moments, prior
 from conjugp._gp.state import State
 from conjugp._gp.temperature import Calibration, fit_calibration
 from conjugp._inference import svi
-from conjugp._inference.ep_training import EPTrainer
-from conjugp._inference.training import Result, Settings, Trainer
+from conjugp._inference.train import Interrupted, train
+from conjugp._inference.training import Result, Settings
 from conjugp._rows.dataset import Data, Dataset
 from conjugp._rows.deferred import Deferred
 from conjugp.kernels import RBF, Kernel
@@ -49,30 +49,26 @@ LIKELIHOOD_ROUNDS = 3  # fits in turn of q and of a likelihood's own parameters
 class CoupledFit(Fitter):
     """By natural gradients and Adam, or by expectation propagation."""
 
-    @property
-    def _trainer(self) -> type[Trainer] | type[EPTrainer]:
-        return EPTrainer if self.plan.inference == "ep" else Trainer
-
     def _run(self, warm: State | None) -> Fitted:
         p, data = self.plan, self.data
         full = p.batch_size is None or p.batch_size >= data.n
         calibrate = p.temperature is None
-        train, held = data, None
+        rows, held = data, None
         if calibrate and not full:
-            train, held, data = data.hold_out(p.options.hold_out)
+            rows, held, data = data.hold_out(p.options.hold_out)
         often = full or p.max_epochs > READS or p.class_batch is not None or p.inference == "ep"
         if isinstance(data, Deferred) and often:
             data = data.rows(0, None)
-            train = data.rows(0, train.n)
+            rows = data.rows(0, rows.n)
         self.data = data
         if held is not None and not held.n:  # with too few rows for a hold-out, folds do instead
             held = None
         # A variance given asks for the usual start, as the paper has it, and for the usual Adam.
         usual = full or bool(p.options.initial_variance)
-        state = None if warm is None else self._resumed(warm, train, not usual)
+        state = None if warm is None else self._resumed(warm, rows, not usual)
         if state is None:
-            kernel = self._first_kernel(train, full)
-            state = self._start(train, kernel, p.n_inducing, self.mean, not usual)
+            kernel = self._first_kernel(rows, full)
+            state = self._start(rows, kernel, p.n_inducing, self.mean, not usual)
         # What is learned changes it in place.
         first = replace(state, **{x: getattr(state, x).clone() for x in ("theta", "Z", "mean")})
         self.kept = self._share_kept(usual, len(state.Z) / data.n)
@@ -85,15 +81,15 @@ class CoupledFit(Fitter):
                 momentum=0.8,
                 settled=2,
             )
-        result = self._train(state, train, settings, "fit")
+        result = self._train(state, rows, settings, "fit")
         if full and p.inference != "ep" and p.bound in p.likelihood.conjugate:
-            result = self._better_optimum(result, train, settings)
+            result = self._better_optimum(result, rows, settings)
         for _ in range(LIKELIHOOD_ROUNDS):
-            if not self._learn_likelihood(result.state, train):
+            if not self._learn_likelihood(result.state, rows):
                 break
             p = self.plan
             settings = replace(settings, likelihood=p.likelihood, first_step=20)
-            result = self._train(result.state, train, settings, "fit")
+            result = self._train(result.state, rows, settings, "fit")
         last_state = result.state
         calibration = Calibration(p.temperature or 1.0, 1.0, math.inf)
         if held is not None:
@@ -161,13 +157,19 @@ class CoupledFit(Fitter):
 
     def _train(self, state: State, data: Dataset, settings: Settings, stage: str) -> Result:
         p = self.plan
-        trainer = self._trainer(state, data, settings, self.generator, self._progress, stage)
-        self._partial = lambda: (
-            coupled(trainer.state, p.likelihood, p.bound, p.options.jitter),
-            trainer.state,
-        )
-        result = self.journal.stage("trained", lambda: trainer.fit(self.journal))
-        trainer.state = result.state
+        how = {"on_progress": self._progress, "stage": stage, "journal": self.journal}
+
+        def keep(state: State) -> None:
+            self._partial = lambda: (coupled(state, p.likelihood, p.bound, p.options.jitter), state)
+
+        try:
+            result = self.journal.stage(
+                "trained", lambda: train(state, data, settings, self.generator, **how)
+            )
+        except Interrupted as stop:
+            keep(stop.state)
+            raise
+        keep(result.state)
         return result
 
     def _better_optimum(self, result: Result, data: Dataset, settings: Settings) -> Result:
@@ -288,7 +290,7 @@ class CoupledFit(Fitter):
         learning = replace(learning, max_epochs=math.ceil(0.5 * p.max_epochs), rough=True)
 
         def predict(rows: Tensor) -> tuple[Tensor, Tensor]:
-            train = data._replace(weight=data.weight * ~rows)
+            rest = data._replace(weight=data.weight * ~rows)
 
             def fit() -> Result:
                 at = first if again else state
@@ -297,7 +299,7 @@ class CoupledFit(Fitter):
                 )
                 fresh.q = prior(len(at.mean), len(at.Z), at.Z)
                 how = learning if again else settings
-                return self._trainer(fresh, train, how, self.generator).fit(self.journal)
+                return train(fresh, rest, how, self.generator, journal=self.journal)
 
             fitted = self.journal.stage("fold", fit).state
             model = coupled(fitted, p.likelihood, p.bound, p.options.jitter)

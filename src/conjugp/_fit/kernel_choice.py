@@ -15,7 +15,8 @@ from conjugp._fit.plan import start_mean
 from conjugp._fit.search import Candidate, held_out_loss, rescaled, search
 from conjugp._fit.starts import lengthscales, median_distance
 from conjugp._fit.weights import MeanSettings
-from conjugp._inference.training import Progress, Trainer
+from conjugp._inference.train import train
+from conjugp._inference.training import Progress
 from conjugp._rows.dataset import Data, Dataset
 from conjugp.kernels import RBF, Kernel, Matern52, Normalised
 
@@ -46,10 +47,10 @@ class KernelChoice(Fitter):
             starts = self._starts(train, torch.tensor(learned.lengthscale))  # type: ignore[attr-defined]
         return self._search(starts, train, held)
 
-    def _learned_kernel(self, train: Data) -> Kernel:
+    def _learned_kernel(self, rows: Data) -> Kernel:
         """The kernel that a small coupled fit to the largest classes learns."""
         p = self.plan
-        few = only_classes(train, largest_classes(train, KERNEL_CLASSES))
+        few = only_classes(rows, largest_classes(rows, KERNEL_CLASSES))
         start = self._filled(10.0)
         state = self._start(few, start, KERNEL_INDUCING, self._mean_of(few))
         settings = self._settings(
@@ -59,9 +60,11 @@ class KernelChoice(Fitter):
             tol=0.0,
             learning_rate=0.5 * p.learning_rate,
         )
-        trainer = Trainer(state, few, settings, self.generator, self._progress, "kernel")
+        how = {"on_progress": self._progress, "stage": "kernel", "journal": self.journal}
         try:
-            result = self.journal.stage("kernel", lambda: trainer.fit(self.journal))
+            result = self.journal.stage(
+                "kernel", lambda: train(state, few, settings, self.generator, **how)
+            )
         except FloatingPointError:
             return start.frozen()
         learned = result.state.template.with_theta(result.state.theta[0]).frozen()

@@ -17,7 +17,8 @@ from conjugp._gp.model import coupled
 from conjugp._gp.posterior import Posterior, prior
 from conjugp._gp.state import State, initial_state
 from conjugp._gp.temperature import Calibration
-from conjugp._inference.training import Progress, Settings, Trainer
+from conjugp._inference.train import absorb
+from conjugp._inference.training import Progress, Settings
 from conjugp._rows.dataset import Data
 from conjugp.kernels import RBF, Kernel
 from conjugp.likelihoods._base import Likelihood
@@ -36,11 +37,11 @@ class Stream:
         likelihood: Likelihood,
         bound: str,
         seed: int,
-        trainer: type[Trainer] = Trainer,
+        inference: str = "vi",
         kept: float = 1.0,
     ) -> None:
         self.kernel, self.limit, self.likelihood, self.bound = kernel, limit, likelihood, bound
-        self.trainer, self.kept = trainer, kept
+        self.inference, self.kept = inference, kept
         self.generator = torch.Generator().manual_seed(seed)
         self.seen = 0.0
         self.epochs = 0
@@ -89,6 +90,7 @@ class Stream:
             learning_rate=learning_rate,
             jitter=options.jitter,
             kept=self.kept,
+            inference=self.inference,
         )
         size, elbo = batch_size or len(data.y), math.nan
         state, seen = self.state, self.seen
@@ -99,9 +101,15 @@ class Stream:
             else:
                 state = self._grown(state, part, options)
             seen += part.total
-            trainer = self.trainer(state, part, settings, self.generator, self._report, "stream")
-            elbo = trainer.absorb(part.total / seen, _STEPS)
-            state = trainer.state
+            state, elbo = absorb(
+                state,
+                part,
+                settings,
+                self.generator,
+                share=part.total / seen,
+                n_steps=_STEPS,
+                on_progress=self._report,
+            )
         assert state is not None
         # All at once, so that a failure or Ctrl-C on the way leaves the stream as it was.
         self.state, self.seen, self.epochs = state, seen, self.epochs + 1

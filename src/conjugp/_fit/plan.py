@@ -22,6 +22,7 @@ MEAN_INDUCING = 3000
 MANY_CLASSES = 2000  # more than these are sampled ...
 CLASS_BATCH = 512  # ... so many at a time, beside the batch's labels
 CLASS_ROWS = 512  # in batches of so many rows, lest their labels be all there are
+SHARES_ROWS = 300  # up to which learned prior means start at the classes' shares
 
 
 @dataclass(frozen=True)
@@ -137,11 +138,15 @@ def start_mean(prior_mean: Any, data: Dataset, likelihood: Likelihood | None = N
     """The prior mean of every class at the start, (C,).
 
     One that is to be learned, which needs the likelihood, starts where the classes have about the
-    shares of the rows; one that stays where all are alike.
+    shares of the rows, if these are few; many teach it themselves, and what is rare may be sure
+    where it is, so that it starts where all classes are alike, as one that stays does.
     """
     C = data.n_classes
     if isinstance(prior_mean, str) and likelihood is not None:
-        return likelihood.start_means(class_shares(data)).to(data.like)
+        few = min(1.0, SHARES_ROWS / max(data.n, 1))
+        shares = likelihood.start_means(class_shares(data))
+        even = torch.full_like(shares, likelihood.start_mean(C))
+        return torch.lerp(even, shares, few).to(data.like)
     if isinstance(prior_mean, str):
         return data.like.new_full((C,), LogisticSoftmax().start_mean(C))
     try:

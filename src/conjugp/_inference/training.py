@@ -72,6 +72,7 @@ class Settings:
     inducing_rate: float = 1.0
     settled: int = 5  # steps of q alone, before it says anything about hyperparameters
     kept: float = 1.0  # the share of the variance given the inducing points that rows keep (Q9)
+    inference: str = "vi"  # or "ep", which has no bound
     rough: bool = False  # whether five digits of E[log p] do for all of the fit
 
 
