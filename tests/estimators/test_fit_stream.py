@@ -391,9 +391,11 @@ def test_rows_on_disk_are_those_in_memory(seed, share):
 GROWTH = """
 import resource, sys
 import numpy as np, torch
-from conjugp import GPClassifier, data, reading, spool
+from conjugp import GPClassifier
+from conjugp._estimators import reading
+from conjugp._rows import dataset, on_disk
 torch.set_num_threads(1)
-reading.MEMORY_BYTES, data.SAMPLE_ROWS, spool._KEPT_BYTES = 0, 10_000, 2**20
+reading.MEMORY_BYTES, dataset.SAMPLE_ROWS, on_disk._KEPT_BYTES = 0, 10_000, 2**20
 def rows(n):
     rng = np.random.default_rng(0)
     for _ in range(n):

@@ -870,7 +870,7 @@ class Trainer:
         elbo = float(stats.bound) - float(kl(q))
         slack = 1e-9 if self.state.Z.dtype == torch.float64 else 1e-6
         # Below what rough values can tell apart there is nothing to gain.
-        slack, digits = (1e-6, 1e-4) if self._rough else (slack, 0.0)
+        slack, digits = (1e-6, 1e-4) if self._rough else (slack, -math.inf)
         rho, first = 1.0, 0
         if loop is None:
             history.append(elbo)
