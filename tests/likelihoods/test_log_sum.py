@@ -12,6 +12,7 @@ from scipy.integrate import dblquad, quad
 from scipy.special import expit, log_expit
 from torch import Tensor
 
+from conjugp._inference import svi
 from conjugp.likelihoods import LogisticSoftmax, Softmax
 from conjugp.likelihoods import _log_sum as log_sum
 from conjugp.likelihoods._log_sum import FINE, QUICK, LogSum, Rule, expected_log_sum, tangent_sums
@@ -514,3 +515,34 @@ def test_rough_sites_have_five_digits(likelihood):
     torch.testing.assert_close(rough.precision, fine.precision, rtol=1e-4, atol=1e-4)
     slopes = [site.potential - site.precision * m for site in (rough, fine)]
     torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("n_classes", "level"), [(2, 0.0), (3, 2.0), (7, -1.0)])
+def test_classes_that_pull_against_each_other(n_classes, level):
+    """Against the curvature of all classes together a step on a batch goes no further than twice.
+
+    More than that and it comes back on the other side, farther out than it was.
+    """
+    generator = torch.Generator().manual_seed(n_classes)
+    n, h = 400, 1e-3
+    m = level + 3.0 * torch.randn(n, n_classes, generator=generator, dtype=torch.float64)
+    v = torch.exp(1.0 + torch.randn(n, n_classes, generator=generator, dtype=torch.float64))
+    y = torch.randint(n_classes, (n,), generator=generator)
+    like, hessian = LogisticSoftmax(), torch.empty(n, n_classes, n_classes, dtype=torch.float64)
+    for c in range(n_classes):
+        step = h * torch.eye(n_classes, dtype=torch.float64)[c]
+        up, down = (like.expectation(y, m + s, v, "exact").dm for s in (step, -step))
+        hessian[:, :, c] = (down - up) / (2 * h)
+    hessian = 0.5 * (hessian + hessian.mT)
+    site, most = like.site(y, m, v, "exact"), {}
+    diagonal = torch.diagonal(hessian, dim1=1, dim2=2)
+    torch.testing.assert_close(diagonal, site.precision, rtol=1e-4, atol=1e-5)
+    for batch in (False, True):
+        safe = svi.clamp(site, m, batch)
+        # With a little of the prior, as every step has it.
+        root = (safe.precision + 1e-3).rsqrt()
+        relative = root.unsqueeze(2) * hessian * root.unsqueeze(1)
+        most[batch] = float(torch.linalg.eigvalsh(relative)[:, -1].max())
+        slope = safe.potential - safe.precision * m
+        torch.testing.assert_close(slope, site.potential - site.precision * m)
+    assert most[True] < 2.1 and most[False] > 2.0 * most[True]

@@ -229,7 +229,7 @@ class CoupledFit(Fitter):
                 m = m + state.mean
                 latents.append((m, v))
                 v = v - (1.0 - self.kept) * f.residual.T
-                site = svi.clamp(p.likelihood.site(part.y, m, v, p.bound), m)
+                site = svi.clamp(p.likelihood.site(part.y, m, v, p.bound), m, batch=True)
                 yield svi.statistics(f, site, state.mean, part.weight)
 
         # A step of size rho leaves 1/rho batches in q, about half of them by another kernel.

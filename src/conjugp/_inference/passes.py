@@ -108,6 +108,8 @@ def plain(kernel: Kernel, likelihood: Likelihood, bound: str) -> Passes:
         e = likelihood.expectation(y, m + mean, v, bound)
         weights = weight.double().unsqueeze(1)
         precision = (-2.0 * e.dv).clamp_min_(MIN_PRECISION)
+        if e.joint is not None:
+            precision = torch.maximum(precision, e.joint)
         # Potential - precision·mean, which is ∂bound/∂m + precision·(m - mean).
         r = torch.addcmul(e.dm, precision, m.double()).mul_(weights).to(m)
         total = (e.value * weights.squeeze(1)).sum().to(m)

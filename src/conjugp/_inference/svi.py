@@ -35,10 +35,16 @@ class Gradients(NamedTuple):
     mean: Tensor  # (C,)
 
 
-def clamp(site: Site, m: Tensor) -> Site:
-    """Keep the site's precision positive and its gradient in m unchanged."""
+def clamp(site: Site, m: Tensor, batch: bool = False) -> Site:
+    """Keep the site's precision positive and its gradient in m unchanged.
+
+    Steps on a `batch`, which are not taken back where the ELBO falls, are no longer than what all
+    classes together allow (S2).
+    """
     d_mean = site.potential - site.precision * m
     curvature = site.precision if site.curvature is None else site.curvature
+    if batch and site.joint is not None:
+        curvature = torch.maximum(curvature, site.joint)
     precision = curvature.clamp(min=MIN_PRECISION)
     return Site(d_mean + precision * m, precision, site.bound)
 
@@ -97,14 +103,15 @@ def evaluate(
     weight: Tensor,
     gradients: bool,
     rough: bool = False,
+    batch: bool = False,
 ) -> tuple[Statistics, Gradients | None]:
-    """One pass over a batch: its statistics for q and, if asked, the hyperparameters' gradients."""
+    """One pass over rows: their statistics for q and, if asked, the hyperparameters' gradients."""
     m, v, W = marginals(q, f)
     m = (m + mean).requires_grad_(gradients)
     with torch.set_grad_enabled(gradients):
         site = likelihood.site(y, m, v, bound, rough)
         total = (site.bound * weight).sum()
-    s = statistics(f, clamp(site, m.detach()), mean, weight)
+    s = statistics(f, clamp(site, m.detach(), batch), mean, weight)
     if not gradients:
         return s, None
     # Not potential - precision·m: that cancels where an augmented site is very precise.

@@ -252,7 +252,9 @@ class Trainer:
 
     # --- one pass -----------------------------------------------------------------------------
 
-    def _pass(self, part: Data, q: Moments, scale: float, gradients: bool) -> svi.Statistics:
+    def _pass(
+        self, part: Data, q: Moments, scale: float, gradients: bool, batch: bool = True
+    ) -> svi.Statistics:
         """Statistics of some rows; adds their share of the gradients to the leaves."""
         s, cfg = self.state, self.settings
         if not part.n:
@@ -270,6 +272,7 @@ class Trainer:
             part.weight,
             gradients,
             self._rough,
+            batch,
         )
         if grads is not None:
             self._collect(f, grads, scale)
@@ -328,7 +331,7 @@ class Trainer:
             if not gradients:
                 return self._cached_pass(q)
             self._cache = None
-            return svi.add(self._pass(part, q, 1.0, True) for part in self._chunks())
+            return svi.add(self._pass(part, q, 1.0, True, batch=False) for part in self._chunks())
 
         return self._everywhere(work, gradients)
 

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 BLOCK = 1 << 17  # numbers worked on at a time: they stay in a processor's cache
 FEW = 12  # blocks that one thread is done with before others have started
 SMALL = 1 << 24  # likewise operations on matrices
-FEW_ROWS = 5000  # up to which a fit has one thread
+FEW_ROWS = 20_000  # up to which a fit has one thread
 
 _lock, _inside, _limits = threading.Lock(), 0, ExitStack()
 

@@ -21,13 +21,16 @@ class Site(NamedTuple):
 
     precision = −2 ∂bound/∂v and potential = ∂bound/∂m + precision·m, neither clamped.
     ``bound`` carries the gradient with respect to m and v; the others carry none. Where log p is
-    not concave the precision may be negative, and steps need a ``curvature`` that is not.
+    not concave the precision may be negative, and steps need a ``curvature`` that is not. Where
+    classes that pull against each other curve more than each alone, steps that nobody looks back at
+    need the ``joint`` curvature (S2).
     """
 
     potential: Tensor  # (B, C)
     precision: Tensor  # (B, C)
     bound: Tensor  # (B,)
     curvature: Tensor | None = None  # (B, C), to step with in place of the precision
+    joint: Tensor | None = None  # (B, C), the least to step with on a batch
 
 
 class Likelihood(ABC):
@@ -111,8 +114,10 @@ class Likelihood(ABC):
             value, dm, dv, potential, precision = (
                 x.to(m.dtype) for x in (e.value, e.dm, e.dv, potential, precision)
             )
-            curvature = None if e.curvature is None else e.curvature.to(m.dtype)
-        return Site(potential, precision, known_gradient(m, v, value, dm, dv), curvature)
+            curvature, joint = (
+                None if x is None else x.to(m.dtype) for x in (e.curvature, e.joint)
+            )
+        return Site(potential, precision, known_gradient(m, v, value, dm, dv), curvature, joint)
 
     def check_bound(self, bound: str | None) -> str:
         """The name of a bound this likelihood has; ValueError otherwise."""

@@ -31,6 +31,7 @@ class Expectation(NamedTuple):
     dm: Tensor  # (B, C)
     dv: Tensor  # (B, C)
     curvature: Tensor | None = None  # (B, C), see `Site`
+    joint: Tensor | None = None  # (B, C), likewise
 
 
 @lru_cache(maxsize=16)
