@@ -545,4 +545,4 @@ def test_classes_that_pull_against_each_other(n_classes, level):
         most[batch] = float(torch.linalg.eigvalsh(relative)[:, -1].max())
         slope = safe.potential - safe.precision * m
         torch.testing.assert_close(slope, site.potential - site.precision * m)
-    assert most[True] < 2.1 and most[False] > 2.0 * most[True]
+    assert most[True] < 2.3 and most[False] > 2.0 * most[True]
