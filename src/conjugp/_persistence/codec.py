@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,20 @@ from torch import Tensor
 _DEPTH = 50  # of objects within objects; no kernel that anyone has written comes near
 _ARRAY_KINDS = "biuf"
 _LAST_CHARACTER = 0x10FFFF
+
+T = TypeVar("T", bound=type)
+_of_checkpoints: list[type] = []
+
+
+def in_checkpoints(cls: T) -> T:
+    """Let objects of a class, a dataclass or a named tuple, stand in checkpoints."""
+    _of_checkpoints.append(cls)
+    return cls
+
+
+def classes_in_checkpoints() -> list[type]:
+    """Those of ours that have been defined so far."""
+    return list(_of_checkpoints)
 
 
 def name_of(cls: type) -> str:
