@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import struct
 import tracemalloc
 import warnings
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from safetensors.numpy import load_file, save_file
 from conjugp._persistence import files
 from conjugp._persistence.files import FileFormatError, read, write
 
+ROOM = Path(files.__file__).parent
 ARRAYS = {
     "a": np.arange(12.0).reshape(3, 4),
     "empty": np.empty((0, 5)),
@@ -282,3 +285,12 @@ def test_a_large_file_that_is_not_wanted_is_refused_by_its_header(path, kind):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2**20
+
+
+@pytest.mark.parametrize("path", sorted(ROOM.glob("*.py")), ids=lambda path: path.stem)
+def test_files_know_none_of_the_classes_in_them(path):
+    """Classes register: the room imports of conjugp only itself and the type of a group."""
+    nodes = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom)]
+    ours = {n.module for n in nodes if n.module and n.module.startswith("conjugp.")}
+    others = {name for name in ours if not name.startswith("conjugp._persistence")}
+    assert others <= {"conjugp._rows.group"}
