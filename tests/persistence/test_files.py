@@ -19,6 +19,7 @@ from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load_file, save_file
 
 from conjugp._persistence import files
+from conjugp._persistence.checkpoint import CHAINS, Checkpoint
 from conjugp._persistence.files import FileFormatError, read, write
 
 ROOM = Path(files.__file__).parent
@@ -164,16 +165,19 @@ def test_a_write_that_fails_leaves_the_old_file(path, monkeypatch, step, error):
 
 
 def test_a_full_disk_is_said_once_until_there_was_room_again(path, monkeypatch):
-    file, room = files.Kept(path, "run"), iter([0, 0, 1, 0, 0, 0, 1, 1])
+    journal, room = Checkpoint(path, CHAINS, {}), iter([0, 0, 1, 0, 0, 0, 1, 1])
+    wrote = [False] * 8
 
     def write(*args):
         if not next(room):
             raise OSError(f"no space left for {args}")
+        wrote[i] = True
 
     monkeypatch.setattr(files, "write", write)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        wrote = [file.write({}, {"number": i}) for i in range(8)]
+        for i in range(8):
+            journal.keep({"number": i})
     assert wrote == [False, False, True, False, False, False, True, True]
     assert ["'number': 0" in str(w.message) for w in caught] == [True, False]
     assert "'number': 3" in str(caught[1].message)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -73,7 +74,6 @@ class Checkpoint(Journal):
         """`classes`: those that may stand in the file besides the registered ones."""
         super().__init__(seed)
         self.path, self.kind, self.mark = path, kind, mark
-        self._file = None if path is None else files.Kept(path, kind.whose)
         self._every, self._classes = every, list(classes)
         self._began = time.monotonic()
         self._next = math.inf if path is None else self._began + every
@@ -82,7 +82,7 @@ class Checkpoint(Journal):
         self._loop: Record | None = None
         self._generator, self._history = torch.Generator(), []
         self._first = 0  # reports before the stage that is running
-        self._saved = True
+        self._saved, self._failed = True, False
         self._device: torch.device | None = None
         if path is not None:
             files.remove_leftovers(path)
@@ -139,8 +139,11 @@ class Checkpoint(Journal):
             self.save()
 
     def save(self) -> None:
-        """Write everything; a fit is not to be lost because a disk is full."""
-        if self._file is None:
+        """Write everything; a fit is not to be lost because a disk is full.
+
+        Of failures one after the other the first brings a warning.
+        """
+        if self.path is None:
             return
         began = time.monotonic()
         records = {str(i): record for i, record in enumerate(self._done)}
@@ -157,7 +160,16 @@ class Checkpoint(Journal):
             "done": [[record.name, record.plain] for record in self._done],
             "loop": self._loop.plain if self._loop else None,
         }
-        self._saved = self._file.write(arrays, header)
+        try:
+            files.write(self.path, arrays, header)
+        except OSError as error:
+            if not self._failed:
+                text = f"checkpoint: {error}; the {self.kind.whose} goes on without"
+                warnings.warn(text, UserWarning, stacklevel=3)
+            self._failed = True
+        else:
+            self._failed = False
+        self._saved = not self._failed
         ended = time.monotonic()
         self._next = ended + max(self._every, _SHARE * (ended - began))
 
