@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from conjugp._persistence import files
-from conjugp._persistence.codec import Decoder, Encoder, classes_in_checkpoints
+from conjugp._persistence.codec import IN_CHECKPOINTS, Decoder, Encoder
 from conjugp._persistence.fingerprint import differences
 from conjugp._persistence.journal import Journal
 from conjugp._rows.group import Group
@@ -194,7 +194,7 @@ class Checkpoint(Journal):
         self._done = done
 
     def _decoded(self, record: Record) -> Any:
-        classes = [*classes_in_checkpoints(), *self._classes]
+        classes = [*IN_CHECKPOINTS, *self._classes]
         try:
             return Decoder(record.arrays, classes, devices=self._device or True)(record.plain)
         except (ValueError, TypeError, LookupError) as error:

@@ -21,18 +21,13 @@ _ARRAY_KINDS = "biuf"
 _LAST_CHARACTER = 0x10FFFF
 
 T = TypeVar("T", bound=type)
-_of_checkpoints: list[type] = []
+IN_CHECKPOINTS: list[type] = []  # of ours, as far as they have been defined
 
 
 def in_checkpoints(cls: T) -> T:
     """Let objects of a class, a dataclass or a named tuple, stand in checkpoints."""
-    _of_checkpoints.append(cls)
+    IN_CHECKPOINTS.append(cls)
     return cls
-
-
-def classes_in_checkpoints() -> list[type]:
-    """Those of ours that have been defined so far."""
-    return list(_of_checkpoints)
 
 
 def name_of(cls: type) -> str:
