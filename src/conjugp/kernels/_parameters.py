@@ -100,7 +100,7 @@ class Parametric:
 
     @property
     def theta(self) -> Tensor:
-        """All leaves as free numbers, those of positive ones their logs: (n_theta,).
+        """The leaves one after the other, positive numbers as their logs: (n_theta,).
 
         float64, or the dtype of the parameters where all of them are tensors; keeps their graph.
         """
@@ -181,14 +181,15 @@ class Parametric:
         constant = bool(np.all(factor == factor[0]))
 
         def convert(leaf: Leaf) -> Any:
-            name: str = leaf.name
             value: Any = leaf.value
-            if value is None or not name.startswith("lengthscale"):
+            if value is None or not leaf.name.startswith("lengthscale"):
                 return value
             if np.ndim(value) == 0 and constant:
                 return value * float(factor[0])
             if np.ndim(value) == 1 and len(value) != len(factor):
-                raise ValueError(f"scale has {len(factor)} values, but {name} has {len(value)}")
+                raise ValueError(
+                    f"scale has {len(factor)} values, but {leaf.name} has {len(value)}"
+                )
             return value * (_tensor(factor).to(value) if isinstance(value, Tensor) else factor)
 
         return self._with_leaves(convert)
