@@ -40,7 +40,7 @@ class Covariance(ABC):
         """The optimal P, as R in shape, for site precisions theta (B, C) at features A (M, B)."""
         rows = cls.rows(theta)
         C, M = len(rows), len(A)
-        P = ((A * rows.unsqueeze(1)).reshape(C * M, -1) @ A.T).reshape(C, M, M)
+        P = ((A * rows.unsqueeze(1)).reshape(C * M, A.shape[1]) @ A.T).reshape(C, M, M)
         torch.diagonal(P, dim1=-2, dim2=-1).add_(1)
         return P
 
