@@ -152,7 +152,7 @@ def test_resumed_is_uninterrupted(name, path, kill):
 def test_a_complete_file_is_the_fitted_model(path, monkeypatch):
     first = minibatch(max_epochs=2).fit(X, Y, checkpoint=path)
     whole = path.read_bytes()
-    for kind in ("CoupledFit", "DecoupledFit"):
+    for kind in ("coupled.CoupledFit", "decoupled.DecoupledFit"):
         monkeypatch.setattr(f"conjugp._fit.{kind}._run", lambda *a: pytest.fail("it began"))
     again = minibatch(max_epochs=2).fit(X, Y, checkpoint=path)
     assert numbers(again) == numbers(first) and path.read_bytes() == whole
