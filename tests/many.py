@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from conjugp import GPClassifier
-from conjugp._gp.covariance import Covariance
+from conjugp._gp.covariance import family as family_of
 from conjugp._gp.features import basis
 from conjugp._gp.model import Model
 from conjugp._inputs.scales import Scaling
@@ -28,7 +28,7 @@ def model(n_classes: int, n_inducing: int = 20, family: str = "shared") -> Model
     alpha = (b.L_inv[0].T @ w.T).T
     mean = torch.full((n_classes,), -float(np.log(n_classes)), dtype=torch.float64)
     parts = (LogisticSoftmax(), "tight", b.kernels, Z, w, alpha, mean, b.L_inv)
-    return Model(*parts, Covariance(family, R))
+    return Model(*parts, family_of(family)(R))
 
 
 def classifier(n_classes: int, variance_scale: float = 1.0, family: str = "shared") -> GPClassifier:

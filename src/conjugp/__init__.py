@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from conjugp import kernels, likelihoods, metrics
 from conjugp._estimators.classifier import GPClassifier
-from conjugp._estimators.model_file import load
 from conjugp._fit.options import FitOptions
+from conjugp._persistence.model_file import load
 
 if TYPE_CHECKING:
     from conjugp._estimators.gibbs_classifier import GibbsGPClassifier as GibbsGPClassifier

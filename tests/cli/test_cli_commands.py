@@ -23,7 +23,7 @@ from sklearn.linear_model import LogisticRegression
 import commands
 from commands import conjugp, fails, read_rows, write_csv
 from conjugp import GPClassifier, cli, load, metrics
-from conjugp._estimators import model_file as saving
+from conjugp._persistence import model_file as saving
 from conjugp.cli import _demo as demo
 from conjugp.cli import _export as export
 from conjugp.cli._fit import _kernel

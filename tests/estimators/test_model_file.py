@@ -23,9 +23,9 @@ from sklearn.exceptions import NotFittedError
 import conjugp
 from conjugp import FitOptions, GPClassifier, load
 from conjugp import kernels as k
-from conjugp._estimators.model_file import read_info, save
 from conjugp._persistence import files
 from conjugp._persistence.files import FileFormatError
+from conjugp._persistence.model_file import read_info, save
 from conjugp.likelihoods import Dirichlet, Heaviside, RobustMax
 from faces import decoupled, fixed, minibatch, toy
 from samplers import quick

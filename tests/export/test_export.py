@@ -18,7 +18,7 @@ from sklearn.datasets import load_iris
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 from conjugp import FitOptions, GibbsGPClassifier, GPClassifier
-from conjugp._gp.covariance import Covariance
+from conjugp._gp.covariance import family as family_of
 from conjugp._gp.features import basis
 from conjugp._gp.model import Model
 from conjugp._inputs.scales import Scaling
@@ -74,7 +74,7 @@ def classifier(
         L_inv = L_inv[:, :0, :0]
     alpha = (full.mT @ w.unsqueeze(-1)).squeeze(-1)
     arrays = [x.to(dtype) for x in (Z, w, alpha, normal(C), L_inv)]
-    covariance = Covariance(family, R[family].to(dtype))
+    covariance = family_of(family)(R[family].to(dtype))
     clf = GPClassifier(likelihood=likelihood)
     clf.classes_ = np.arange(C)
     clf._fitted = SimpleNamespace(  # type: ignore[assignment]

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from conjugp import FitOptions, GibbsGPClassifier, GPClassifier
-from conjugp._estimators.model_file import FORMAT, save
+from conjugp._persistence.model_file import FORMAT, save
 from conjugp.kernels import RBF, Linear, Matern52, Normalised
 
 FOLDER = Path(__file__).parent

@@ -7,7 +7,18 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from conjugp._gp.covariance import FAMILIES, Covariance, covariance, kl, quadratic, root
+from conjugp._gp.covariance import (
+    FAMILIES,
+    NONE,
+    Covariance,
+    covariance,
+    kl,
+    quadratic,
+    root,
+)
+from conjugp._gp.covariance import (
+    family as family_of,
+)
 from conjugp._gp.features import basis, features
 from conjugp.kernels import RBF
 from problems import LIKELIHOOD, blobs, generator
@@ -62,6 +73,27 @@ def test_quadratic_root_and_kl_are_dense_algebra(family, A, theta):
     standard = MultivariateNormal(zero[0], torch.eye(M, dtype=A.dtype))
     expected = kl_divergence(MultivariateNormal(zero, full), standard).sum()
     torch.testing.assert_close(kl(S, C), expected, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, NONE])
+def test_every_family_keeps_the_contract(name, A, theta):
+    cls = family_of(name)
+    P = cls.precision(A if name != NONE else A[:0], theta)
+    S = cls.from_precision(P)
+    assert isinstance(S, cls) and S.family == name
+    assert P.shape == S.R.shape == cls.shape(C, M)
+    torch.testing.assert_close(S.to_precision(), P, rtol=1e-9, atol=1e-12)
+
+
+def test_a_point_has_no_variance(A):
+    S = family_of(NONE)(A.new_zeros(1, 0, 0))
+    assert quadratic(S, A[None, :0]).tolist() == [[0.0] * B] and float(kl(S, C)) == 0.0
+    assert root(S, A[None, :0], 1).shape == (0, B)
+
+
+def test_families_that_are_none():
+    with pytest.raises(ValueError, match="'banded' is no covariance family"):
+        family_of("banded")
 
 
 @pytest.mark.parametrize("family", ["full", "shared"])

@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 from dataclasses import FrozenInstanceError, dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from conjugp.kernels import (
     Stationary,
     Sum,
 )
+from conjugp.kernels._parameters import FREE
 
 STATIONARY = [RBF, Matern12, Matern32, Matern52, RationalQuadratic]
 ARD = [0.7, 1.3, 2.0]
@@ -581,6 +583,46 @@ def test_a_kernel_may_hold_another(X, Z):
     kernel = Warped(RBF()).filled(torch.tensor(ARD), 2.0)
     assert kernel.inner == RBF(torch.tensor(ARD), 2.0) and kernel.n_theta == 4
     test_gradients_in_parameters_and_inputs(kernel, X, Z)
+
+
+@dataclass(frozen=True)
+class Embedded(Kernel):
+    """A kernel of rows times weights of any sign."""
+
+    kernel: Kernel
+    weights: Any = field(metadata={"transform": FREE})
+
+    def __call__(self, X, Z):
+        W = self.parameter("weights", X)
+        return self.kernel(X @ W, Z @ W)
+
+    def diag(self, X):
+        return self.kernel.diag(X @ self.parameter("weights", X))
+
+
+def test_leaves_need_not_be_positive(X, Z):
+    weights = np.array([[0.5, -1.0], [-0.2, 0.0], [2.0, 0.3]])
+    kernel = Embedded(RBF((0.7, 1.3)), weights).filled(torch.ones(2), 3.0)
+    logs = np.log([0.7, 1.3, 3.0])
+    assert_allclose(kernel.theta, [*logs, *weights.ravel()], rtol=1e-15)
+    assert [(leaf.name, leaf.shape) for leaf in kernel._leaves()] == [
+        ("lengthscale", (2,)),
+        ("variance", ()),
+        ("weights", (3, 2)),
+    ]
+    moved = kernel.with_theta(-kernel.theta)
+    assert_allclose(moved.weights, -weights)
+    assert_allclose(moved.kernel.theta, -logs)
+    test_gradients_in_parameters_and_inputs(kernel, X, Z)
+    # Lengthscales have a common part in the prior, weights have none.
+    d = torch.linspace(-1.0, 2.0, 9, dtype=torch.float64)
+    slope = kernel.prior_slope(d, torch.ones_like(d))
+    assert torch.equal(slope[2:], d[2:]) and not torch.isclose(slope[:2], d[:2]).any()
+    frozen = kernel.with_theta(kernel.theta.float()).frozen()
+    assert frozen == pickle.loads(pickle.dumps(frozen)) == copy.deepcopy(frozen)
+    assert frozen != moved.frozen() and hash(frozen) == hash(copy.deepcopy(frozen))
+    with pytest.raises(ValueError, match="Embedded: weights must be finite"):
+        Embedded(RBF(), [np.nan])
 
 
 # --- directions ---------------------------------------------------------------------------------

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import struct
 import tracemalloc
 import warnings
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +19,10 @@ from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load_file, save_file
 
 from conjugp._persistence import files
+from conjugp._persistence.checkpoint import CHAINS, Checkpoint
 from conjugp._persistence.files import FileFormatError, read, write
 
+ROOM = Path(files.__file__).parent
 ARRAYS = {
     "a": np.arange(12.0).reshape(3, 4),
     "empty": np.empty((0, 5)),
@@ -161,16 +165,19 @@ def test_a_write_that_fails_leaves_the_old_file(path, monkeypatch, step, error):
 
 
 def test_a_full_disk_is_said_once_until_there_was_room_again(path, monkeypatch):
-    file, room = files.Kept(path, "run"), iter([0, 0, 1, 0, 0, 0, 1, 1])
+    journal, room = Checkpoint(path, CHAINS, {}), iter([0, 0, 1, 0, 0, 0, 1, 1])
+    wrote = [False] * 8
 
     def write(*args):
         if not next(room):
             raise OSError(f"no space left for {args}")
+        wrote[i] = True
 
     monkeypatch.setattr(files, "write", write)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        wrote = [file.write({}, {"number": i}) for i in range(8)]
+        for i in range(8):
+            journal.keep({"number": i})
     assert wrote == [False, False, True, False, False, False, True, True]
     assert ["'number': 0" in str(w.message) for w in caught] == [True, False]
     assert "'number': 3" in str(caught[1].message)
@@ -282,3 +289,12 @@ def test_a_large_file_that_is_not_wanted_is_refused_by_its_header(path, kind):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2**20
+
+
+@pytest.mark.parametrize("path", sorted(ROOM.glob("*.py")), ids=lambda path: path.stem)
+def test_files_know_none_of_the_classes_in_them(path):
+    """Classes register: the room imports of conjugp only itself and the type of a group."""
+    nodes = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom)]
+    ours = {n.module for n in nodes if n.module and n.module.startswith("conjugp.")}
+    others = {name for name in ours if not name.startswith("conjugp._persistence")}
+    assert others <= {"conjugp._rows.group"}

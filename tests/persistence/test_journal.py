@@ -13,13 +13,14 @@ import torch
 
 from conjugp import FitOptions, GPClassifier
 from conjugp import kernels as k
-from conjugp._persistence import files
-from conjugp._persistence import journal as checkpoint
+from conjugp._persistence import checkpoint, files
+from conjugp._persistence.checkpoint import FIT, Checkpoint
 from conjugp._persistence.files import FileFormatError
 from conjugp._persistence.journal import Journal
 from conjugp.likelihoods import RobustMax
 from customs import Cauchy, Noisy
 from faces import fixed, minibatch, toy
+from samplers import quick
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
@@ -50,18 +51,18 @@ class Killed(BaseException):
 def kill(monkeypatch):
     """Every step is kept; the run ends after so many files were written."""
     monkeypatch.setattr(checkpoint, "_SHARE", 0)
-    save = Journal.save
+    save = Checkpoint.save
 
     def after(n: int | None) -> dict[str, int]:
         count = {"saves": 0}
 
-        def counting(journal: Journal) -> None:
+        def counting(journal: Checkpoint) -> None:
             save(journal)
             count["saves"] += 1
             if count["saves"] == n:
                 raise Killed
 
-        monkeypatch.setattr(Journal, "save", counting)
+        monkeypatch.setattr(Checkpoint, "save", counting)
         return count
 
     return after
@@ -236,6 +237,10 @@ def test_other_files_are_refused(path):
     fixed(n_inducing=3).fit(X, Y).save(path)
     with pytest.raises(FileFormatError, match="is not a checkpoint of a fit"):
         fixed(n_inducing=3).fit(X, Y, checkpoint=path)
+    path.unlink()
+    quick(n_samples=2, n_warmup=1).fit(X[:9], Y[:9], checkpoint=path)
+    with pytest.raises(FileFormatError, match="is not a checkpoint of a fit"):
+        fixed(n_inducing=3).fit(X, Y, checkpoint=path)
     with pytest.raises(ValueError, match=r"checkpoint.*is a folder"):
         fixed().fit(X, Y, checkpoint=path.parent)
     with pytest.raises(TypeError, match="checkpoint must be a path"):
@@ -287,7 +292,7 @@ def test_a_full_disk_is_said_once(path, monkeypatch):
     clf = copy(FITS["minibatch"][0]).set_params(options=FitOptions(checkpoint_every=1e-9))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        monkeypatch.setattr("conjugp._persistence.journal._SHARE", 0)
+        monkeypatch.setattr("conjugp._persistence.checkpoint._SHARE", 0)
         clf.fit(X, Y, checkpoint=path)
     assert len(tries) > 5
     assert [str(w.message) for w in caught if "checkpoint" in str(w.message)] == [
@@ -322,8 +327,9 @@ def test_ctrl_c_leaves_a_file_to_go_on_from(path, kill):
 def test_without_a_path_nothing_is_kept():
     journal = Journal()
     assert journal.stage("x", lambda: 3) == 3 and not journal.due() and journal.left_off() is None
+    journal.keep({"step": 3})
     journal.close()
-    assert not journal._done
+    assert journal.left_off() is None and journal.stage("x", lambda: 4) == 4
 
 
 def test_stages_within_stages(path, monkeypatch):
@@ -333,7 +339,7 @@ def test_stages_within_stages(path, monkeypatch):
 
     def run(stop: str | None) -> float:
         generator, history = torch.Generator().manual_seed(0), []
-        journal = Journal(path, {}, every=0.0)
+        journal = Checkpoint(path, FIT, {}, every=0.0)
         journal.follow(generator, history)
 
         def inner(name: str) -> float:

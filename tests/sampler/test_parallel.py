@@ -17,11 +17,11 @@ import pytest
 import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from conjugp._persistence import files
+from conjugp._persistence import checkpoint, files
 from conjugp._persistence.files import FileFormatError
 from conjugp._sampler import parallel as chains
 from conjugp._sampler.chain import Draws, first_state, run
-from conjugp._sampler.parallel import Interrupted, Schedule, load, n_workers, sample_chains
+from conjugp._sampler.parallel import Interrupted, Schedule, n_workers, sample_chains
 from conjugp.kernels import RBF, Matern52
 from samplers import KINDS, Stop, target
 
@@ -40,6 +40,13 @@ def same(a: list[Draws], b: list[Draws]) -> bool:
 
 def part(draws: list[Draws], n: int) -> list[Draws]:
     return [d[:n] for d in draws]
+
+
+def sweeps_in(path: Path) -> int:
+    """How far the run in a checkpoint has come."""
+    found = checkpoint.Checkpoint(path, checkpoint.CHAINS, files.read(path)[1]["mark"]).left_off()
+    assert found is not None
+    return found["sweeps"]
 
 
 @pytest.fixture
@@ -239,12 +246,12 @@ def test_a_finished_run_can_be_made_longer(monkeypatch, path):
 
 def test_a_checkpoint_is_written_as_the_run_goes(monkeypatch, path, small_stretches):
     monkeypatch.setattr(chains, "_CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(chains, "_CHECKPOINT_SHARE", 0.0)
+    monkeypatch.setattr(checkpoint, "_SHARE", 0.0)
     seen = []
 
     def on_progress(sweeps):
         if path.exists():
-            seen.append((files.read(path)[1]["sweeps"], sweeps))
+            seen.append((sweeps_in(path), sweeps))
 
     sample_chains(target(), SCHEDULE, None, on_progress, path)
     assert seen == [(k - 1, k) for k in range(2, SCHEDULE.n_sweeps + 1)]
@@ -256,7 +263,7 @@ def test_a_full_disk_stops_nothing(monkeypatch, path, small_stretches):
 
     monkeypatch.setattr(files, "write", full)
     monkeypatch.setattr(chains, "_CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(chains, "_CHECKPOINT_SHARE", 0.0)
+    monkeypatch.setattr(checkpoint, "_SHARE", 0.0)
     with pytest.warns(UserWarning, match="checkpoint: no space left; the run goes on") as said:
         found = sample_chains(target(), SCHEDULE, checkpoint=path)
     assert same(found, sample_chains(target(), SCHEDULE)) and len(said) == 1
@@ -292,7 +299,6 @@ def test_a_checkpoint_of_something_else_is_refused(path, change):
 
 
 def test_files_that_are_no_checkpoints(path):
-    mark = chains.fingerprint(target(), SCHEDULE)
     for header, match in [
         ({"kind": "model"}, "not a checkpoint"),
         ([], "not a checkpoint"),
@@ -300,7 +306,7 @@ def test_files_that_are_no_checkpoints(path):
     ]:
         files.write(path, {}, header)
         with pytest.raises(FileFormatError, match=match):
-            load(path, mark, target(), SCHEDULE)
+            sample_chains(target(), SCHEDULE, checkpoint=path)
     path.write_bytes(b"something else")
     with pytest.raises(FileFormatError, match="damaged or not"):
         sample_chains(target(), SCHEDULE, checkpoint=path)
@@ -314,7 +320,7 @@ CRASH = replace(SCHEDULE, n_samples=1500)
 
 def work_until_killed(path: Path, progress: Connection) -> None:
     """A process of the test below: it writes a checkpoint after every few sweeps."""
-    chains._STRETCH_SECONDS, chains._CHECKPOINT_SECONDS, chains._CHECKPOINT_SHARE = 0.002, 0.0, 0
+    chains._STRETCH_SECONDS, chains._CHECKPOINT_SECONDS, checkpoint._SHARE = 0.002, 0.0, 0
     sample_chains(target("sampled"), CRASH, 1, progress.send, path)
 
 
@@ -334,7 +340,7 @@ def test_killed_at_any_moment(path):
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL
-    sweeps = files.read(path)[1]["sweeps"]
+    sweeps = sweeps_in(path)
     assert 9 <= sweeps < CRASH.n_sweeps
     n = CRASH.kept(sweeps) + 20
     found = sample_chains(target("sampled"), replace(CRASH, n_samples=n), checkpoint=path)

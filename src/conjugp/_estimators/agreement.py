@@ -18,7 +18,7 @@ from conjugp._estimators.arguments import (
     class_factors,
 )
 from conjugp._fit.options import FitOptions
-from conjugp._persistence.journal import fingerprint
+from conjugp._persistence.fingerprint import fingerprint
 from conjugp._rows.canonical import Ordered, named_digests, ordered
 from conjugp._rows.group import Group
 

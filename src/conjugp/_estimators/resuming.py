@@ -1,47 +1,46 @@
-"""Which fit a checkpoint belongs to, and what may be in it."""
+"""Which fit a checkpoint belongs to."""
 
 from __future__ import annotations
 
 import os
 from numbers import Integral
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from conjugp._estimators.agreement import JointRows
 from conjugp._fit.base import Fitted
 from conjugp._fit.options import FitOptions
-from conjugp._gp.covariance import Covariance
-from conjugp._gp.model import Model
-from conjugp._gp.posterior import Posterior
-from conjugp._gp.state import State
-from conjugp._gp.temperature import Calibration
-from conjugp._inference.ep import Sites
-from conjugp._inference.mean import Mean
-from conjugp._inference.training import Result
-from conjugp._inputs.scales import Scaling
+from conjugp._persistence.checkpoint import FIT, Checkpoint
 from conjugp._persistence.codec import classes_of
-from conjugp._persistence.journal import Journal, data_fingerprint, fingerprint
-from conjugp._rows.canonical import Ordered, Rows
+from conjugp._persistence.fingerprint import data_fingerprint, fingerprint
+from conjugp._persistence.journal import Journal
 from conjugp._rows.dataset import Dataset
-from conjugp._rows.on_disk import Store
 from conjugp.kernels import KERNELS
 from conjugp.likelihoods import LIKELIHOODS, get_likelihood
 
-# What the working state of a fit is made of.
-_CLASSES = (State, Posterior, Result, Mean, Sites, Fitted, Model, Covariance, Calibration, Scaling)
 # Parameters that do not change the result, and those whose effect is marked by itself.
 _UNMARKED = {"verbose", "device", "dtype", "options", "warm_start", "class_weight"}
 _UNMARKED_OPTIONS = {"callback", "on_interrupt", "checkpoint_every", "cache_mb", "spool"}
 _UNMARKED_OPTIONS |= {"distributed"}
 
 
+class Marked(Protocol):
+    """Rows that can be told from others."""
+
+    @property
+    def n(self) -> int: ...
+    @property
+    def n_features(self) -> int: ...
+    @property
+    def digests(self) -> dict[str, str]: ...
+
+
 def open_journal(
     clf: Any,
     path: str | os.PathLike[str] | None,
-    rows: Ordered | Rows | Store | JointRows,
+    rows: Marked,
     classes: NDArray[Any],
     data: Dataset,
     warm: Fitted | None,
@@ -74,12 +73,11 @@ def open_journal(
         "the version of torch": torch.__version__,
     }
     own = classes_of([clf.kernel, get_likelihood(clf.likelihood)])
-    known = {*_CLASSES, *KERNELS, *LIKELIHOODS.values(), *own}
-    size = (rows.n_features, rows.n)
-    mark = data_fingerprint(size, rows.digests, classes) | fingerprint(values)
-    if group.size == 1:
-        return Journal(path, mark, seed, options.checkpoint_every, known)
+    known = {*KERNELS, *LIKELIHOODS.values(), *own}
+    mark = data_fingerprint((rows.n_features, rows.n), rows.digests, classes) | fingerprint(values)
     where = path if group.rank == 0 else None
-    journal = group.all(lambda: Journal(where, mark, seed, options.checkpoint_every, known))
-    journal.share(group, data.like.device)
+    every = options.checkpoint_every
+    journal = group.all(lambda: Checkpoint(where, FIT, mark, seed=seed, every=every, classes=known))
+    if group.size > 1:
+        journal.share(group, data.like.device)
     return journal

@@ -22,6 +22,7 @@ from conjugp._gp.temperature import VARIANCE_SCALES, Calibration, fit_calibratio
 from conjugp._inference.training import Progress, Settings
 from conjugp._inputs.scales import Scaling
 from conjugp._numerics.linalg import NotPositiveDefiniteError
+from conjugp._persistence.codec import in_checkpoints
 from conjugp._persistence.journal import Journal
 from conjugp._rows.dataset import Data, Dataset, class_shares
 from conjugp._rows.deferred import Deferred
@@ -35,6 +36,7 @@ SATURATED, SATURATED_ROWS = 4.0, 512  # σ is above .98 there; rows that are ask
 SCALES = (0.1, 1.0)  # of coupled fits with less than all of the conditional variance
 
 
+@in_checkpoints
 @dataclass
 class Fitted:
     """What a fit leaves behind."""

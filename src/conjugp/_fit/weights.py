@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from conjugp._gp.covariance import NONE, Covariance, covariance, quadratic
+from conjugp._gp.covariance import NONE, Covariance, Point, covariance, quadratic
 from conjugp._gp.features import Basis, basis
 from conjugp._gp.model import Model
 from conjugp._inference.classes import near_classes
@@ -158,7 +158,7 @@ def assemble(
     # The leading block of a Cholesky factor is that of the leading block.
     L_inv = b.L_inv[:, :M_v, :M_v].contiguous()
     if family == NONE:
-        S = Covariance(NONE, L_inv)
+        S = Point(L_inv)
         return Model(likelihood, bound, b.kernels, b.Z, mean.w, alpha, mean.mean, L_inv, S)
     part = data.head(min(_COVARIANCE_ROWS, max(1, _COVARIANCE_PAIRS // data.n_classes)))
     scale = data.total / part.total

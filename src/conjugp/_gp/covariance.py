@@ -1,86 +1,203 @@
-"""Covariance families of the whitened posterior: full, shared, diagonal (docs/math.md, Q4-Q6).
-
-And none at all: the posterior's mode, a point.
-"""
+"""Covariance families of the whitened posterior: one class each (docs/math.md, Q4-Q6)."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from conjugp._gp.posterior import Posterior, moments
+from conjugp._persistence.codec import in_checkpoints
 
-FAMILIES = ("full", "shared", "diagonal")
-NONE = "none"
-
-
-class Covariance(NamedTuple):
-    """S = RᵀR for each class ("full"), for all of them ("shared"), or a diagonal R for each."""
-
-    family: str
-    R: Tensor  # (C, M, M), (1, M, M) or (C, M); nothing, (1, 0, 0), for "none"
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
-def covariance(family: str, A: Tensor, theta: Tensor) -> Covariance:
-    """The optimal S of a family for site precisions theta (B, C) at features A (M, B).
+@dataclass(frozen=True, eq=False)
+class Covariance(ABC):
+    """S = P⁻¹ of every class, kept as R with S = RᵀR: triangular (C or 1, M, M) if nothing else."""
 
-    full: P_c = I + A diag(θ_c) Aᵀ. shared: θ averaged over classes. diagonal: diag P_c alone.
-    """
-    return from_precision(family, precision(family, A, theta))
+    family: ClassVar[str]  # to users, and in files
+    own_kernels: ClassVar[bool] = False  # whether every class may have a kernel of its own
+
+    R: Tensor
+
+    @staticmethod
+    @abstractmethod
+    def shape(n_classes: int, n_inducing: int) -> tuple[int, ...]:
+        """Of R, for C classes on M inducing points."""
+
+    @staticmethod
+    @abstractmethod
+    def rows(theta: Tensor) -> Tensor:
+        """Site precisions of the matrices there are, (C or 1, B), from those of all (B, C)."""
+
+    @classmethod
+    def precision(cls, A: Tensor, theta: Tensor) -> Tensor:
+        """The optimal P, as R in shape, for site precisions theta (B, C) at features A (M, B)."""
+        rows = cls.rows(theta)
+        C, M = len(rows), len(A)
+        P = ((A * rows.unsqueeze(1)).reshape(C * M, A.shape[1]) @ A.T).reshape(C, M, M)
+        torch.diagonal(P, dim1=-2, dim2=-1).add_(1)
+        return P
+
+    @classmethod
+    def from_precision(cls, P: Tensor) -> Self:
+        """S = P⁻¹."""
+        return cls(moments(Posterior(P.new_zeros(P.shape[:2]), P)).R)
+
+    def to_precision(self) -> Tensor:
+        """P = S⁻¹."""
+        # Not `linalg.inv`: MKL's LU factorisation by several threads fails on some processors.
+        eye = torch.eye(self.R.shape[-1], dtype=self.R.dtype, device=self.R.device)
+        L = torch.linalg.solve_triangular(self.R, eye.expand_as(self.R), upper=False)
+        return L @ L.mT
+
+    def quadratic(self, A: Tensor) -> Tensor:
+        """diag(Aᵀ S A) for features A (K, M, B): (C or 1, B)."""
+        out = A.new_empty(max(len(self.R), len(A)), A.shape[2])
+        for c in range(len(out)):
+            # One class at a time: no (C, M, B) temporary however many classes there are.
+            out[c] = self.root(A, c).square().sum(0)
+        return out
+
+    def root(self, A: Tensor, c: int) -> Tensor:
+        """W (M, B) with WᵀW = Aᵀ S A for class c."""
+        return self.R[c % len(self.R)] @ A[c % len(A)]
+
+    def diagonal(self) -> Tensor:
+        """The diagonal of R, whose logs sum to ½ log det S."""
+        return torch.diagonal(self.R, dim1=-2, dim2=-1)
+
+    def kl(self, n_classes: int) -> Tensor:
+        """The part of KL(q ‖ prior) that S contributes, summed over classes (Q2)."""
+        R, diagonal = self.R, self.diagonal()
+        copies = n_classes / len(R)
+        return 0.5 * copies * (R.square().sum() - diagonal.numel() - 2 * diagonal.log().sum())
 
 
-def precision(family: str, A: Tensor, theta: Tensor) -> Tensor:
-    """P of a family: (C, M, M), (1, M, M) or, its diagonal, (C, M)."""
-    if family == "diagonal":
+@in_checkpoints
+class Full(Covariance):
+    """S of every class: P_c = I + A diag(θ_c) Aᵀ."""
+
+    family, own_kernels = "full", True
+
+    @staticmethod
+    def shape(n_classes: int, n_inducing: int) -> tuple[int, ...]:
+        return n_classes, n_inducing, n_inducing
+
+    @staticmethod
+    def rows(theta: Tensor) -> Tensor:
+        return theta.T
+
+
+@in_checkpoints
+class Shared(Covariance):
+    """One S for all classes: θ averaged over them."""
+
+    family = "shared"
+
+    @staticmethod
+    def shape(n_classes: int, n_inducing: int) -> tuple[int, ...]:
+        return 1, n_inducing, n_inducing
+
+    @staticmethod
+    def rows(theta: Tensor) -> Tensor:
+        return theta.mean(1, keepdim=True).T
+
+
+@in_checkpoints
+class Diagonal(Covariance):
+    """A diagonal S of every class, from diag P_c alone: R (C, M)."""
+
+    family = "diagonal"
+
+    @staticmethod
+    def shape(n_classes: int, n_inducing: int) -> tuple[int, ...]:
+        return n_classes, n_inducing
+
+    @staticmethod
+    def rows(theta: Tensor) -> Tensor:
+        return theta.T
+
+    @classmethod
+    def precision(cls, A: Tensor, theta: Tensor) -> Tensor:
         return 1 + (A.square() @ theta).T
-    rows = theta.T if family == "full" else theta.mean(1, keepdim=True).T
-    C, M = len(rows), len(A)
-    P = ((A * rows.unsqueeze(1)).reshape(C * M, -1) @ A.T).reshape(C, M, M)
-    torch.diagonal(P, dim1=-2, dim2=-1).add_(1)
-    return P
+
+    @classmethod
+    def from_precision(cls, P: Tensor) -> Self:
+        return cls(P.rsqrt())
+
+    def to_precision(self) -> Tensor:
+        return self.R.square().reciprocal()
+
+    def quadratic(self, A: Tensor) -> Tensor:
+        return self.R.square() @ A[0].square()
+
+    def root(self, A: Tensor, c: int) -> Tensor:
+        return self.R[c].unsqueeze(1) * A[0]
+
+    def diagonal(self) -> Tensor:
+        return self.R
 
 
-def from_precision(family: str, P: Tensor) -> Covariance:
-    """S = P⁻¹."""
-    if family == "diagonal":
-        return Covariance(family, P.rsqrt())
-    return Covariance(family, moments(Posterior(P.new_zeros(P.shape[:2]), P)).R)
+@in_checkpoints
+class Point(Shared):
+    """None: q is the mode of the posterior, a point, and R (1, 0, 0)."""
+
+    family = "none"
+
+    @staticmethod
+    def shape(n_classes: int, n_inducing: int) -> tuple[int, ...]:
+        return 1, 0, 0
+
+
+_CLASSES: tuple[type[Covariance], ...] = (Full, Shared, Diagonal, Point)
+NONE = Point.family
+FAMILIES = tuple(cls.family for cls in _CLASSES if cls is not Point)
+
+
+def family(name: str) -> type[Covariance]:
+    """The family of that name; ValueError if there is none."""
+    for cls in _CLASSES:
+        if cls.family == name:
+            return cls
+    raise ValueError(f"{name!r} is no covariance family")
+
+
+def covariance(name: str, A: Tensor, theta: Tensor) -> Covariance:
+    """The optimal S of a family for site precisions theta (B, C) at features A (M, B)."""
+    return from_precision(name, precision(name, A, theta))
+
+
+def precision(name: str, A: Tensor, theta: Tensor) -> Tensor:
+    """P of a family."""
+    return family(name).precision(A, theta)
+
+
+def from_precision(name: str, P: Tensor) -> Covariance:
+    """S = P⁻¹ of a family."""
+    return family(name).from_precision(P)
 
 
 def to_precision(S: Covariance) -> Tensor:
     """P = S⁻¹."""
-    if S.family == "diagonal":
-        return S.R.square().reciprocal()
-    # Not `linalg.inv`: MKL's LU factorisation by several threads fails on some processors.
-    eye = torch.eye(S.R.shape[-1], dtype=S.R.dtype, device=S.R.device)
-    L = torch.linalg.solve_triangular(S.R, eye.expand_as(S.R), upper=False)
-    return L @ L.mT
+    return S.to_precision()
 
 
 def quadratic(S: Covariance, A: Tensor) -> Tensor:
     """diag(Aᵀ S A) for features A (K, M, B): (C or 1, B)."""
-    if S.family == "diagonal":
-        return S.R.square() @ A[0].square()
-    out = A.new_empty(max(len(S.R), len(A)), A.shape[2])
-    for c in range(len(out)):
-        # One class at a time: no (C, M, B) temporary however many classes there are.
-        W = S.R[c % len(S.R)] @ A[c % len(A)]
-        out[c] = W.square().sum(0)
-    return out
+    return S.quadratic(A)
 
 
 def root(S: Covariance, A: Tensor, c: int) -> Tensor:
     """W (M, B) with WᵀW = Aᵀ S A for class c."""
-    if S.family == "diagonal":
-        return S.R[c].unsqueeze(1) * A[0]
-    return S.R[c % len(S.R)] @ A[c % len(A)]
+    return S.root(A, c)
 
 
 def kl(S: Covariance, n_classes: int) -> Tensor:
     """The part of KL(q ‖ prior) that S contributes, summed over classes (Q2)."""
-    R = S.R
-    diagonal = R if S.family == "diagonal" else torch.diagonal(R, dim1=-2, dim2=-1)
-    copies = n_classes / len(R)
-    return 0.5 * copies * (R.square().sum() - diagonal.numel() - 2 * diagonal.log().sum())
+    return S.kl(n_classes)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from conjugp._gp.covariance import NONE, Covariance, kl, quadratic, root
+from conjugp._gp.covariance import NONE, Covariance, Full, kl, quadratic, root
 from conjugp._gp.features import basis
 from conjugp._gp.posterior import moments
 from conjugp._gp.state import State
 from conjugp._numerics.linalg import root_of
+from conjugp._persistence.codec import in_checkpoints
 from conjugp._rows.dataset import Data
 from conjugp.kernels import Kernel
 from conjugp.likelihoods._base import Likelihood
@@ -20,6 +21,7 @@ _CHUNK_ELEMENTS = 2**21  # kernel values at a time: few enough for a processor's
 _SITE_ELEMENTS = 2**21  # rows times classes whose sites are computed at a time
 
 
+@in_checkpoints
 @dataclass(frozen=True)
 class Model:
     """q(f) at any input.
@@ -131,5 +133,5 @@ def coupled(state: State, likelihood: Likelihood, bound: str, jitter: float | No
         alpha,
         state.mean.detach().clone(),
         b.L_inv,
-        Covariance("full", q.R),
+        Full(q.R),
     )

@@ -8,9 +8,13 @@ import torch
 from torch import Tensor
 
 from conjugp._gp.posterior import Posterior, prior
+from conjugp._persistence.codec import in_checkpoints
 from conjugp.kernels import Kernel
 
+in_checkpoints(Posterior)
 
+
+@in_checkpoints
 @dataclass
 class State:
     """Everything that changes during a fit."""

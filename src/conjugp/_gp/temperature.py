@@ -10,6 +10,7 @@ from scipy.optimize import minimize_scalar, root_scalar
 from torch import Tensor
 
 from conjugp._gp.prediction import predict_proba
+from conjugp._persistence.codec import in_checkpoints
 from conjugp.likelihoods._base import Likelihood
 
 # log T is normal with this deviation beforehand: thirty points can hardly move it, thousands can.
@@ -24,6 +25,7 @@ MAX_PAIRS = 10**7  # rows times classes that a calibration looks at
 ROUGH_PAIRS = 10**4  # from here on their probabilities need no more than four digits
 
 
+@in_checkpoints
 class Calibration(NamedTuple):
     """A temperature and the share of the latent variance that predictions integrate over."""
 

@@ -18,6 +18,7 @@ from conjugp._gp.features import Features
 from conjugp._gp.posterior import Moments, Posterior, marginals, pullback
 from conjugp._inference import svi
 from conjugp._numerics.linalg import cholesky
+from conjugp._persistence.codec import in_checkpoints
 from conjugp.likelihoods._base import Site
 
 _MIN_REST = 1e-4  # of its precision a posterior keeps without one site, rounding aside
@@ -30,6 +31,7 @@ class Cavity(NamedTuple):
     h: Tensor  # (2, B, C) variances
 
 
+@in_checkpoints
 class Sites(NamedTuple):
     """exp(potential·x − ½ precision·x²) at both ends of every pair (E2)."""
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from conjugp._inference.adam import Adam, RowAdam
 from conjugp._inference.classes import AVERAGE, Multipliers, draw_classes
+from conjugp._persistence.codec import in_checkpoints
 from conjugp._persistence.journal import Journal
 from conjugp._rows.dataset import Dataset
 from conjugp.likelihoods._base import Likelihood
@@ -27,6 +28,7 @@ MEAN_RATE = 0.1
 _GAP_PAIRS = 2**20  # rows times classes that tell what sampling classes costs
 
 
+@in_checkpoints
 class Mean(NamedTuple):
     """Whitened weights and the prior mean of every class."""
 

@@ -24,6 +24,7 @@ from conjugp._inference.fused import FusedStep, Learned, Leaves, applies
 from conjugp._inference.passes import fast
 from conjugp._inference.rounds import Planned, Rounds
 from conjugp._numerics.linalg import NotPositiveDefiniteError
+from conjugp._persistence.codec import in_checkpoints
 from conjugp._persistence.journal import Journal
 from conjugp._rows.dataset import Data, Dataset
 from conjugp.likelihoods._base import Likelihood
@@ -86,6 +87,7 @@ class Progress(NamedTuple):
     measure: str = "ELBO"
 
 
+@in_checkpoints
 @dataclass
 class Result:
     """A fitted state and how it came about."""

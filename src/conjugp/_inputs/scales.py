@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from conjugp._numerics.threads import blocks, each
+from conjugp._persistence.codec import in_checkpoints
 from conjugp._rows.canonical import Ordered, Rows, taken
 from conjugp._rows.group import ALONE, Group
 
@@ -31,6 +32,7 @@ class Readable(Protocol):
         ...
 
 
+@in_checkpoints
 class Scaling(NamedTuple):
     """x -> (x - shift) / scale, feature by feature."""
 

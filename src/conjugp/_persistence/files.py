@@ -12,7 +12,6 @@ import os
 import re
 import stat
 import uuid
-import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -78,30 +77,6 @@ def write(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], header: A
     content = save(whole, metadata)
     with replaced(path) as temporary:
         temporary.write_bytes(content)
-
-
-class Kept:
-    """A file that is written again and again, for work that is not to end because a disk is full.
-
-    Of failures one after the other the first brings a warning, in the words of whose work it is.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], whose: str) -> None:
-        self.path, self._whose = path, whose
-        self._failed = False
-
-    def write(self, arrays: dict[str, np.ndarray], header: Any) -> bool:
-        """Whether the file could be written."""
-        try:
-            write(self.path, arrays, header)
-        except OSError as error:
-            if not self._failed:
-                text = f"checkpoint: {error}; the {self._whose} goes on without"
-                warnings.warn(text, UserWarning, stacklevel=4)
-            self._failed = True
-        else:
-            self._failed = False
-        return not self._failed
 
 
 @contextmanager

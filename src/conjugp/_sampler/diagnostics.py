@@ -144,7 +144,7 @@ def _values(kernel: Kernel, theta: Array, scale: Array) -> dict[str, Array]:
     # Lengthscales are multiplied by the scales of the features, and nothing else changes.
     units = (kernel.to_units(scale).theta - kernel.theta).numpy()
     values = np.exp(theta[..., : len(units)] + units)
-    shapes = [(name, np.shape(value)) for name, value in kernel._parameters()]
+    shapes = [(leaf.name, leaf.shape) for leaf in kernel._leaves()]
     times, seen = Counter(name for name, _ in shapes), Counter()
     out, at = {}, 0
     for name, shape in shapes:

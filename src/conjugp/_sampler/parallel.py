@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -17,14 +16,14 @@ import torch
 from joblib.parallel import get_active_backend
 from threadpoolctl import threadpool_limits
 
-from conjugp._persistence import files
+from conjugp._persistence.checkpoint import CHAINS, Checkpoint, read
+from conjugp._persistence.fingerprint import fingerprint
+from conjugp._persistence.journal import Journal
 from conjugp._sampler.chain import Draws, State, Target, first_state, run
 
 _STRETCH_SECONDS = 1.0
 _PARALLEL_SECONDS = 20.0  # runs shorter than this are not worth starting processes for
 _CHECKPOINT_SECONDS = 20.0
-_CHECKPOINT_SHARE = 20  # a checkpoint may take this part of the time, at most
-_FORMAT = 1
 
 _ARRAYS = tuple(f.name for f in fields(State) if f.name not in ("rng", "sweeps"))
 _DRAWN = tuple(f.name for f in fields(Draws))
@@ -76,6 +75,16 @@ class Run:
                 getattr(room, name)[self.n_kept : self.n_kept + n] = getattr(new, name)
         return Run([state for state, _ in done], self.room, self.n_kept + n)
 
+    def plain(self) -> dict[str, Any]:
+        """As a checkpoint has it."""
+        states = [
+            {name: getattr(state, name) for name in _ARRAYS}
+            | {"rng": state.rng.bit_generator.state}
+            for state in self.states
+        ]
+        draws = [{name: getattr(d, name) for name in _DRAWN} for d in self.draws]
+        return {"sweeps": self.sweeps, "states": states, "draws": draws}
+
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, with the draws up to the last stretch."""
@@ -93,16 +102,14 @@ def sample_chains(
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> list[Draws]:
     """The draws of every chain. They depend on the seed alone, not on workers or stretches."""
-    mark = fingerprint(target, schedule)
-    file = None if checkpoint is None else files.Kept(checkpoint, "run")
+    mark = marked(target, schedule)
+    journal = Journal()
     if checkpoint is not None:
-        files.remove_leftovers(checkpoint)
-    if checkpoint is not None and Path(checkpoint).exists():
-        now = load(checkpoint, mark, target, schedule)
-    else:
-        now = _start(target, schedule)
+        every = _CHECKPOINT_SECONDS
+        journal = Checkpoint(checkpoint, CHAINS, mark, seed=schedule.seed, every=every)
+    before = journal.left_off()
+    now = _start(target, schedule) if before is None else _resumed(before, target, schedule)
     total, n_sweeps, pool = schedule.n_sweeps, 1, None
-    saved, between = time.monotonic(), _CHECKPOINT_SECONDS
     if on_progress is not None and now.sweeps:
         on_progress(now.sweeps)
     try:
@@ -114,7 +121,7 @@ def sample_chains(
             if pool is None:
                 done = [_stretch(target, state, *how) for state in now.states]
             else:
-                tasks = (joblib.delayed(_at_work)(mark, target, s, *how) for s in now.states)
+                tasks = (joblib.delayed(_at_work)(str(mark), target, s, *how) for s in now.states)
                 done = list(pool(tasks))  # type: ignore[arg-type]
             now = now.after(done)
             per_sweep = (time.monotonic() - began) / n_sweeps
@@ -123,14 +130,10 @@ def sample_chains(
             if pool is None:
                 pool = _pool(n_jobs, schedule.n_chains, per_sweep * (total - now.sweeps))
             n_sweeps = max(1, min(2 * n_sweeps, int(_STRETCH_SECONDS / max(per_sweep, 1e-9))))
-            if file is not None and (now.sweeps >= total or time.monotonic() - saved > between):
-                began = time.monotonic()
-                _save(file, now, mark, schedule.seed)
-                saved = time.monotonic()
-                between = max(_CHECKPOINT_SECONDS, _CHECKPOINT_SHARE * (saved - began))
+            if now.sweeps >= total or journal.due():
+                journal.keep(now.plain())
     except BaseException as error:
-        if file is not None:
-            _save(file, now, mark, schedule.seed)
+        journal.keep(now.plain())
         if isinstance(error, KeyboardInterrupt):
             raise Interrupted(now.draws) from None
         raise
@@ -205,85 +208,34 @@ def one_thread() -> Iterator[None]:
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
-def fingerprint(target: Target, schedule: Schedule) -> str:
-    """A digest of everything the draws depend on; how many there are to be is not part of it."""
-    digest = hashlib.sha256()
-    index = target.data.index
-    for array in (target.X, target.Z, target.data.y, index, target.mean, target.theta):
-        digest.update(b"-" if array is None else np.ascontiguousarray(array).tobytes())
-        digest.update(repr(None if array is None else array.shape).encode())
-    plain = (
-        [repr(k) for k in target.kernels],
-        target.data.n_classes,
-        target.augmentation,
-        target.mean_variance,
-        target.kernel_scale,
-        target.jitter,
-        (schedule.n_chains, schedule.n_warmup, schedule.thin, schedule.seed),
+def marked(target: Target, schedule: Schedule) -> dict[str, Any]:
+    """Of everything the draws depend on; how many there are to be is not part of it."""
+    t, s = target, schedule
+    return fingerprint(
+        {
+            "inputs": (t.X, t.Z, t.data.y, t.data.index, t.data.n_classes),
+            "prior": (t.mean, t.theta, [repr(k) for k in t.kernels]),
+            "sampler": (t.augmentation, t.mean_variance, t.kernel_scale, t.jitter),
+            "schedule": (s.n_chains, s.n_warmup, s.thin, s.seed),
+        }
     )
-    digest.update(repr(plain).encode())
-    return digest.hexdigest()
-
-
-def _save(file: files.Kept, now: Run, mark: str, seed: int) -> None:
-    """Write where all chains stand."""
-    arrays = {}
-    for i, (state, draws) in enumerate(zip(now.states, now.draws, strict=True)):
-        arrays |= {f"{i}.state.{name}": getattr(state, name) for name in _ARRAYS}
-        arrays |= {f"{i}.draws.{name}": getattr(draws, name) for name in _DRAWN}
-    header: dict[str, Any] = {
-        "kind": "gibbs checkpoint",
-        "format": _FORMAT,
-        "fingerprint": mark,
-        "seed": seed,
-        "sweeps": now.sweeps,
-        "rng": [state.rng.bit_generator.state for state in now.states],
-    }
-    file.write(arrays, header)
 
 
 def kept_seed(path: str | os.PathLike[str], drawn: int) -> int:
     """The seed of the run that a file belongs to, or one newly drawn if there is none yet."""
-    if not Path(path).exists():
-        return drawn
-    seed = _read(path)[1].get("seed")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise files.FileFormatError(f"{path} does not have the seed of its run")
-    return seed
+    return read(path, CHAINS)[1]["seed"] if Path(path).exists() else drawn
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays and the header of a checkpoint."""
-
-    def check(header: Any) -> None:
-        if not isinstance(header, dict) or header.get("kind") != "gibbs checkpoint":
-            raise files.FileFormatError(f"{path} is not a checkpoint of the Gibbs sampler")
-        if header.get("format") != _FORMAT:
-            raise files.FileFormatError(
-                f"{path} has format {header.get('format')}, this version of conjugp reads {_FORMAT}"
-            )
-
-    return files.read(path, check)
-
-
-def load(path: str | os.PathLike[str], mark: str, target: Target, schedule: Schedule) -> Run:
-    """Go on from a file; it must be of the same data, settings and seed."""
-    arrays, header = _read(path)
-    if header["fingerprint"] != mark:
-        raise ValueError(
-            f"checkpoint: {path} belongs to other data, settings or another random_state; give "
-            "another path, or remove the file to start again"
-        )
-    sweeps = header["sweeps"]
-    n_kept = schedule.kept(sweeps)
+def _resumed(found: dict[str, Any], target: Target, schedule: Schedule) -> Run:
+    """Where an earlier run has left off."""
+    n_kept = schedule.kept(found["sweeps"])
     states, room = [], []
-    for i, rng_state in enumerate(header["rng"]):
+    for state, drawn in zip(found["states"], found["draws"], strict=True):
         rng = np.random.default_rng()
-        rng.bit_generator.state = rng_state
-        state = {name: arrays[f"{i}.state.{name}"] for name in _ARRAYS}
-        states.append(State(**state, rng=rng, sweeps=sweeps))
+        rng.bit_generator.state = state["rng"]
+        states.append(State(**{**state, "rng": rng}, sweeps=found["sweeps"]))
         draws = _room(target, max(n_kept, schedule.n_samples))
         for name in _DRAWN:
-            getattr(draws, name)[:n_kept] = arrays[f"{i}.draws.{name}"]
+            getattr(draws, name)[:n_kept] = drawn[name]
         room.append(draws)
     return Run(states, room, n_kept)

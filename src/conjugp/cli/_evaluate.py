@@ -24,10 +24,10 @@ from conjugp.cli._scores import (
     SCORES,
     check_known,
     few_rows,
-    fingerprint,
     scores_of,
     shown_scores,
     split,
+    table_digest,
     these_rows,
 )
 from conjugp.cli._settings import (
@@ -115,7 +115,7 @@ def labelled_rows(model: Model, path: Path, reading: Reading, unseen: str = "ref
     rows = Rows.of(table, model.encoding, unseen)
     note_unused(table, model.encoding)
     check_known(rows.y, model.clf.classes_, model.encoding.target)
-    if fingerprint(rows.X, rows.y) != model.origin["fingerprint"]:
+    if table_digest(rows.X, rows.y) != model.origin["fingerprint"]:
         return Labelled(rows, rows, None, model.count_seen(rows.X, rows.y))
     if not model.origin["test_size"]:
         return Labelled(rows, rows, rows, len(rows.y))

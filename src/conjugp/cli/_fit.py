@@ -34,9 +34,9 @@ from conjugp.cli._ranks import stacked
 from conjugp.cli._scores import (
     SCORES,
     few_rows,
-    fingerprint,
     scores_of,
     shown_scores,
+    table_digest,
     these_rows,
 )
 from conjugp.cli._settings import (
@@ -259,7 +259,7 @@ def scored(
         y, proba, weight = (stacked(group.gather(a)) for a in (held_out.y, proba, held_out.weight))
         assert y is not None and proba is not None
         scores, n_test = scores_of(y, proba, clf.classes_, weight), len(y)
-    shares = group.gather(fingerprint(training.all.X, training.all.y))
+    shares = group.gather(table_digest(training.all.X, training.all.y))
     origin = {
         "source": table.name,
         "fingerprint": "+".join(shares),

@@ -73,7 +73,7 @@ def split(y: NDArray[Any], share: float, seed: int) -> tuple[NDArray[np.intp], N
     return np.sort(np.concatenate([train, np.flatnonzero(single)])), np.sort(test)
 
 
-def fingerprint(X: NDArray[np.float64], y: NDArray[Any]) -> str:
+def table_digest(X: NDArray[np.float64], y: NDArray[Any]) -> str:
     """A digest of features and labels, the same for the same table in any format."""
     digest = hashlib.sha256(np.ascontiguousarray(X, dtype=float).tobytes())
     digest.update("\0".join(map(str, y.tolist())).encode("utf-8", "surrogatepass"))

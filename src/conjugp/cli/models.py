@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import conjugp
-from conjugp._estimators import model_file as saving
 from conjugp._persistence import files
+from conjugp._persistence import model_file as saving
 from conjugp._persistence.files import FileFormatError
 from conjugp._rows.group import ALONE, Group
 from conjugp.cli._encoding import Encoding

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 from torch import Tensor
 
@@ -40,3 +41,16 @@ class Kernel(Parametric, ABC):
         from conjugp.kernels._combinations import Product
 
         return Product.of(self, other) if isinstance(other, Kernel) else NotImplemented
+
+
+def check_kernels(found: Any, n_classes: int, X: Tensor) -> None:
+    """Raise ValueError unless these are one kernel of inputs like X, or one for each class."""
+    if not isinstance(found, list) or len(found) not in (1, n_classes):
+        raise ValueError(f"kernels must be one or {n_classes}")
+    x = X[:1]
+    for kernel in found:
+        if not isinstance(kernel, Kernel):
+            raise ValueError(f"{kernel!r} is not a kernel")
+        K, k = kernel(x, x), kernel.diag(x)
+        if K.shape != (1, 1) or k.shape != (1,) or not (K.isfinite().all() and k >= 0):
+            raise ValueError(f"{kernel!r} gives no covariance")

@@ -1,10 +1,12 @@
-"""Immutable objects with positive parameters that can be read, filled in, learned and rescaled."""
+"""Immutable objects with parameters that can be read, filled in, learned and rescaled."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import Field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -22,12 +24,47 @@ Lengths: TypeAlias = float | Sequence[float] | np.ndarray | Tensor | None
 LOG_BOUND = 30.0
 
 
-class Parametric:
-    """The base of frozen dataclasses whose fields are positive parameters.
+class Transform(NamedTuple):
+    """From the values of a parameter to numbers that may be anything, and back."""
 
-    A field holds a number, ``None`` for "from the data", or, where its name starts with
+    free: Callable[[Tensor], Tensor]
+    value: Callable[[Tensor], Tensor]
+
+
+POSITIVE = Transform(torch.log, lambda free: free.clamp(-LOG_BOUND, LOG_BOUND).exp())
+FREE = Transform(lambda value: value, lambda free: free)  # such as the weights of a network
+
+
+class Leaf(NamedTuple):
+    """One thing that can be learned."""
+
+    name: str  # of its field
+    value: float | np.ndarray | Tensor | None  # None: from the data
+    transform: Transform
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of its value."""
+        return np.shape(self.value)  # type: ignore[arg-type]
+
+    @property
+    def size(self) -> int:
+        """How many numbers of theta are its."""
+        return math.prod(self.shape)
+
+    @property
+    def together(self) -> bool:
+        """Whether its numbers have a common part in the prior."""
+        return self.transform is POSITIVE and len(self.shape) > 0
+
+
+class Parametric:
+    """The base of frozen dataclasses whose fields are parameters, the leaves of what is learned.
+
+    A field holds a positive number, ``None`` for "from the data", or, where its name starts with
     ``lengthscale``, one number per input feature (ARD). It may hold another such object, or a
-    tuple of them. Fields declared with ``metadata={"fixed": True}`` are left alone.
+    tuple of them. Fields declared with ``metadata={"fixed": True}`` are left alone; those with
+    ``metadata={"transform": FREE}`` hold numbers of any sign and arrays of any shape.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -42,8 +79,10 @@ class Parametric:
         for field, value in self._fields():
             if not _is_parametric(value):
                 where = f"{type(self).__name__}: {field.name}"
-                ard = field.name.startswith("lengthscale")
-                object.__setattr__(self, field.name, _checked(where, value, ard=ard))
+                most = 1 if field.name.startswith("lengthscale") else 0
+                object.__setattr__(
+                    self, field.name, _checked(where, value, _transform_of(field), most)
+                )
 
     def parameter(self, name: str, X: Tensor) -> Tensor:
         """The parameter called `name` as a tensor like X: () or, for ARD, (D,)."""
@@ -54,35 +93,48 @@ class Parametric:
         if isinstance(value, float):
             # A fill rather than a copy from the host, which would wait on a GPU.
             return torch.full((), value, dtype=X.dtype, device=X.device)
-        if value.ndim == 1 and len(value) != X.shape[-1]:
+        ard = name.startswith("lengthscale") and value.ndim == 1
+        if ard and len(value) != X.shape[-1]:
             raise ValueError(f"{where} has {len(value)} values, but X has {X.shape[-1]} features")
         return _tensor(value).to(X)
 
     @property
     def theta(self) -> Tensor:
-        """The logs of all parameters, field after field: (n_theta,).
+        """The leaves one after the other, positive numbers as their logs: (n_theta,).
 
         float64, or the dtype of the parameters where all of them are tensors; keeps their graph.
         """
-        tensors = [_tensor(value).reshape(-1) for _, value in self._parameters()]
+        leaves = list(self._leaves())
+        tensors = [_tensor(leaf.value).reshape(-1) for leaf in leaves]  # type: ignore[arg-type]
         device = next((t.device for t in tensors if t.device.type != "cpu"), None)
-        return torch.cat([t.to(device) for t in tensors] or [torch.zeros(0)]).log()
+        own, found = iter(tensors), list[Tensor]()
+        for transform, run in groupby(leaves, lambda leaf: leaf.transform):
+            found.append(transform.free(torch.cat([next(own).to(device) for _ in run])))
+        return torch.cat(found) if found else torch.zeros(0)
 
     @property
     def n_theta(self) -> int:
         """The length of ``theta``."""
-        return sum(_tensor(value).numel() for _, value in self._parameters())
+        return sum(leaf.size for leaf in self._leaves())
 
     def with_theta(self, theta: Tensor) -> Self:
-        """A copy with parameters exp(theta), theta (n_theta,) clamped to ±30; keeps its graph."""
-        if theta.shape != (self.n_theta,):
-            raise ValueError(
-                f"theta must have shape ({self.n_theta},) for {self!r}, got {tuple(theta.shape)}"
-            )
-        shapes = [_tensor(value).shape for _, value in self._parameters()]
-        values = theta.clamp(-LOG_BOUND, LOG_BOUND).exp().split([s.numel() for s in shapes])
-        new = iter([value.reshape(shape) for value, shape in zip(values, shapes, strict=True)])
-        return self._with_parameters(lambda name, old: next(new))
+        """A copy with the leaves that theta (n_theta,) stands for; keeps its graph.
+
+        Logs are clamped to ±30.
+        """
+        leaves = list(self._leaves())
+        n = sum(leaf.size for leaf in leaves)
+        if theta.shape != (n,):
+            raise ValueError(f"theta must have shape ({n},) for {self!r}, got {tuple(theta.shape)}")
+        values, at = list[Tensor](), 0
+        for transform, group in groupby(leaves, lambda leaf: leaf.transform):
+            run = list(group)
+            sizes = [leaf.size for leaf in run]
+            parts = transform.value(theta[at : at + sum(sizes)]).split(sizes)
+            values += [part.reshape(leaf.shape) for part, leaf in zip(parts, run, strict=True)]
+            at += sum(sizes)
+        new = iter(values)
+        return self._with_leaves(lambda leaf: next(new))
 
     def prior_slope(self, moved: Tensor, gradient: Tensor) -> Tensor:
         """The gradient of the prior's −log at theta moved (..., n_theta) from where it is centred.
@@ -92,12 +144,12 @@ class Parametric:
         covariance I + 11ᵀ: together they move as easily as one. Those of which the data say
         nothing, their `gradient` is 0, stay where they are and the others do without them.
         """
-        parts, values = [], [_tensor(value) for _, value in self._parameters()]
-        sizes = [value.numel() for value in values]
-        for value, d, g in zip(
-            values, moved.split(sizes, -1), gradient.split(sizes, -1), strict=True
+        parts, leaves = [], list(self._leaves())
+        sizes = [leaf.size for leaf in leaves]
+        for leaf, d, g in zip(
+            leaves, moved.split(sizes, -1), gradient.split(sizes, -1), strict=True
         ):
-            if value.dim():
+            if leaf.together:
                 told = (g != 0).to(d)
                 common = (told * d).sum(-1, keepdim=True) / (1 + told.sum(-1, keepdim=True))
                 d = told * (d - common)
@@ -107,16 +159,16 @@ class Parametric:
     def filled(self, lengthscale: Tensor, variance: float) -> Self:
         """A copy with every ``None`` replaced, by lengthscale (D,) or variance ()."""
 
-        def fill(name: str, value: Any) -> Any:
-            if value is not None:
-                return value
-            if name.startswith("lengthscale"):
+        def fill(leaf: Leaf) -> Any:
+            if leaf.value is not None:
+                return leaf.value
+            if leaf.name.startswith("lengthscale"):
                 return lengthscale
-            if name.startswith("variance"):
+            if leaf.name.startswith("variance"):
                 return variance
-            raise ValueError(f"{type(self).__name__}: {name} cannot be taken from the data")
+            raise ValueError(f"{type(self).__name__}: {leaf.name} cannot be taken from the data")
 
-        return self._with_parameters(fill)
+        return self._with_leaves(fill)
 
     def to_units(self, scale: np.ndarray | Tensor) -> Self:
         """A copy for inputs multiplied by scale (D,): k'(X·scale, Z·scale) = k(X, Z).
@@ -128,20 +180,23 @@ class Parametric:
             raise ValueError("scale must be a vector of positive, finite numbers")
         constant = bool(np.all(factor == factor[0]))
 
-        def convert(name: str, value: Any) -> Any:
-            if value is None or not name.startswith("lengthscale"):
+        def convert(leaf: Leaf) -> Any:
+            value: Any = leaf.value
+            if value is None or not leaf.name.startswith("lengthscale"):
                 return value
             if np.ndim(value) == 0 and constant:
                 return value * float(factor[0])
             if np.ndim(value) == 1 and len(value) != len(factor):
-                raise ValueError(f"scale has {len(factor)} values, but {name} has {len(value)}")
+                raise ValueError(
+                    f"scale has {len(factor)} values, but {leaf.name} has {len(value)}"
+                )
             return value * (_tensor(factor).to(value) if isinstance(value, Tensor) else factor)
 
-        return self._with_parameters(convert)
+        return self._with_leaves(convert)
 
     def frozen(self) -> Self:
         """A copy with plain floats and read-only NumPy arrays for parameters."""
-        return self._with_parameters(lambda name, value: _plain(value))
+        return self._with_leaves(lambda leaf: _plain(leaf.value))
 
     def __repr__(self) -> str:
         shown = [(f.name, getattr(self, f.name)) for f in fields(self)]  # type: ignore[arg-type]
@@ -159,7 +214,8 @@ class Parametric:
 
     def _key(self) -> tuple[Any, ...]:
         values = (_plain(getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
-        return (type(self), *(tuple(v) if isinstance(v, np.ndarray) else v for v in values))
+        plain = ((v.shape, *v.flat) if isinstance(v, np.ndarray) else v for v in values)
+        return (type(self), *plain)
 
     def _fields(self) -> Iterator[tuple[Field, Any]]:
         """The fields that are not fixed, with their values."""
@@ -167,52 +223,66 @@ class Parametric:
             if not field.metadata.get("fixed", False):
                 yield field, getattr(self, field.name)
 
-    def _parameters(self) -> Iterator[tuple[str, Any]]:
-        """Every parameter and its value, those of inner objects included; none may be None."""
+    def _leaves(self) -> Iterator[Leaf]:
+        """Everything that is learned, that of inner objects included, in the order of theta.
+
+        None may be None.
+        """
         for field, value in self._fields():
             if isinstance(value, Parametric):
-                yield from value._parameters()
+                yield from value._leaves()
             elif isinstance(value, tuple):
                 for part in value:
-                    yield from part._parameters()
+                    yield from part._leaves()
             elif value is None:
                 raise ValueError(f"{type(self).__name__}: {field.name} is not set yet")
             else:
-                yield field.name, value
+                yield Leaf(field.name, value, _transform_of(field))
 
-    def _with_parameters(self, new: Callable[[str, Any], Any]) -> Self:
-        """A copy with new(name, value) for every parameter, in the order of ``theta``."""
+    def _with_leaves(self, new: Callable[[Leaf], Any]) -> Self:
+        """A copy with new(leaf) for the value of every leaf."""
         changes = {}
         for field, value in self._fields():
             if isinstance(value, Parametric):
-                changes[field.name] = value._with_parameters(new)
+                changes[field.name] = value._with_leaves(new)
             elif isinstance(value, tuple):
-                changes[field.name] = tuple(part._with_parameters(new) for part in value)
+                changes[field.name] = tuple(part._with_leaves(new) for part in value)
             else:
-                changes[field.name] = new(field.name, value)
+                changes[field.name] = new(Leaf(field.name, value, _transform_of(field)))
         return replace(self, **changes)  # type: ignore[type-var]
 
 
-def _checked(where: str, value: Any, *, ard: bool) -> float | np.ndarray | Tensor | None:
-    """A parameter as it is kept: None, a float, a read-only float64 vector or a tensor."""
+def _transform_of(field: Field) -> Transform:
+    return field.metadata.get("transform", POSITIVE)
+
+
+def _checked(
+    where: str, value: Any, transform: Transform, most: int
+) -> float | np.ndarray | Tensor | None:
+    """A parameter as it is kept: None, a float, a read-only float64 array or a tensor.
+
+    `most` are the axes that a positive one may have.
+    """
+    positive = transform is POSITIVE
     if value is None:
         return None
     if isinstance(value, Tensor) and value.is_floating_point():
         # Looking into a tensor on a GPU would wait for it; those in a graph are ours.
         known = value.requires_grad or value.device.type != "cpu"
-        good = known or bool(((value > 0) & value.isfinite()).all())
+        good = known or bool((((value > 0) | (not positive)) & value.isfinite()).all())
     else:
         try:
             value = np.array(value, dtype=np.float64)
         except (TypeError, ValueError):
             raise TypeError(f"{where} must be a number, got {value!r}") from None
         value.flags.writeable = False
-        good = bool(np.all((value > 0) & np.isfinite(value)))
-    if value.ndim > ard or 0 in value.shape:
-        expected = "a number or a vector with one per feature" if ard else "one number"
+        good = bool(np.all(((value > 0) | (not positive)) & np.isfinite(value)))
+    if (positive and value.ndim > most) or 0 in value.shape:
+        expected = "a number or a vector with one per feature" if most else "one number"
         raise ValueError(f"{where} must be {expected}, got shape {tuple(value.shape)}")
     if not good:
-        raise ValueError(f"{where} must be positive and finite, got {_short(value)}")
+        sign = "positive and " if positive else ""
+        raise ValueError(f"{where} must be {sign}finite, got {_short(value)}")
     return float(value) if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
