@@ -20,7 +20,7 @@ from conjugp._gp.state import State
 from conjugp._gp.temperature import Calibration
 from conjugp._inference.ep import Sites
 from conjugp._inference.mean import Mean
-from conjugp._inference.training import Result
+from conjugp._inference.settings import Result
 from conjugp._inputs.scales import Scaling
 from conjugp._persistence.codec import classes_of
 from conjugp._persistence.journal import Journal, data_fingerprint, fingerprint

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
+from conjugp._inference import journal
 from conjugp._persistence import files
 from conjugp._persistence.codec import Decoder, Encoder
 from conjugp._rows.group import Group
@@ -42,7 +43,7 @@ class Record(NamedTuple):
     arrays: dict[str, np.ndarray]
 
 
-class Journal:
+class Journal(journal.Journal):
     """The stages of a fit; without a path it keeps nothing and costs nothing."""
 
     def __init__(
