@@ -21,8 +21,15 @@ from record import add_output, context, keep
 from step import data
 from torch.profiler import ProfilerActivity, profile
 
-from conjugp._gp.state import initial_state
-from conjugp._inference.training import ROUND, Batches, Settings, Trainer
+from conjugp._gp.state import State, initial_state
+from conjugp._inference.batches import Batch, Batches
+from conjugp._inference.fused import ClosedFormStep
+from conjugp._inference.minibatch import ROUND
+from conjugp._inference.moving import Moving
+from conjugp._inference.rounds import RoundsOfSteps
+from conjugp._inference.settings import Result, Settings
+from conjugp._inference.steps import ReadableStep, Sizes
+from conjugp._inference.train import train
 from conjugp._numerics import cuda as launches
 from conjugp._numerics import expectations as numerics
 from conjugp._rows.dataset import Data
@@ -38,15 +45,25 @@ def on(device: str, rows: Data, dtype: torch.dtype = torch.float32) -> Data:
     return Data(*moved, rows.n_classes)
 
 
-def trainer(rows: Data, M: int, B: int, bound: str = "tight", **settings: Any) -> Trainer:
-    """A fit with everything learned, about to begin."""
+SIZES = Sizes(left=1.0, rho=0.1, least=0.05, rate=0.01)
+
+
+def about_to_begin(
+    rows: Data, M: int, B: int, bound: str = "tight", **settings: Any
+) -> tuple[State, Settings]:
+    """A fit with everything learned."""
     D = rows.X.shape[1]
     kernel = RBF(torch.full((D,), D**0.5), 10.0)
     mean = rows.X.new_full((rows.n_classes,), -2.0)
     state = initial_state([kernel], rows.X[:M].clone(), mean)
     usual = {"learn_inducing": True, "batch_size": B, "learning_rate": 0.01}
-    cfg = Settings(LogisticSoftmax(), bound, **{**usual, **settings})
-    return Trainer(state, rows, cfg, torch.Generator().manual_seed(0))
+    return state, Settings(LogisticSoftmax(), bound, **{**usual, **settings})
+
+
+def fitted(rows: Data, *how: Any, **settings: Any) -> Result:
+    """Such a fit."""
+    state, cfg = about_to_begin(rows, *how, **settings)
+    return train(state, rows, cfg, torch.Generator().manual_seed(0))
 
 
 def scalars() -> dict[str, float]:
@@ -73,7 +90,7 @@ def equal() -> dict[str, Any]:
         ends = []
         for device in ("cpu", "cuda"):
             moved = on(device, rows, torch.float64)
-            ends.append(trainer(moved, 40, 200, bound, max_epochs=12).fit())
+            ends.append(fitted(moved, 40, 200, bound, max_epochs=12))
         a, b = ends
         far = max(abs(x / y - 1) for x, y in zip(a.history, b.history, strict=True))
         apart = (a.state.theta - b.state.theta.cpu()).abs().max()
@@ -81,21 +98,18 @@ def equal() -> dict[str, Any]:
     return found
 
 
-def rounds_of(M: int, B: int, C: int, D: int) -> tuple[Trainer, Callable[[], Any]]:
-    """A fit on the device and one whole round of it."""
+def rounds_of(M: int, B: int, C: int, D: int) -> tuple[RoundsOfSteps, Callable[[], Any]]:
+    """Steps on the device and one whole round of them."""
     rows = on("cuda", data(40 * B, C, D))
-    t = trainer(rows, M, B)
-    t._start_fused(B)
-    t.state.step = 5
-    batches = Batches(rows, B, t.generator, shuffled=False)
-    at = [5]
+    state, cfg = about_to_begin(rows, M, B)
+    state.step = 5
+    steps = RoundsOfSteps(ClosedFormStep(Moving(state, rows.total, cfg), B), rows, ROUND)
+    batches = Batches(rows, B, torch.Generator().manual_seed(0))
 
     def round_() -> None:
-        elbos = t._round(batches, range(at[0], at[0] + ROUND), None)
-        assert elbos is not None, "a step failed"
-        at[0] += ROUND
+        assert steps.round(batches, [SIZES] * ROUND) is not None, "a step failed"
 
-    return t, round_
+    return steps, round_
 
 
 def timed(work: Callable[[], Any], n: int, steps: int) -> float:
@@ -112,23 +126,22 @@ def timed(work: Callable[[], Any], n: int, steps: int) -> float:
 
 def speed(M: int, B: int, C: int, D: int) -> dict[str, Any]:
     """Milliseconds of a step: captured, launched one by one, readable; and of the parts."""
-    t, round_ = rounds_of(M, B, C, D)
+    steps, round_ = rounds_of(M, B, C, D)
     began = time.perf_counter()
     round_()
     found: dict[str, Any] = {"M": M, "B": B, "C": C, "D": D}
     found["first_round_s"] = time.perf_counter() - began
     found["captured_ms"] = timed(round_, 5, ROUND)
-    rounds = t._rounds
+    rounds, one = steps._rounds, steps.one
     assert rounds is not None
     graphs, rounds._graphs = rounds._graphs, {}
     rounds._capture = lambda *_: None  # type: ignore[method-assign]
     found["launched_ms"] = timed(round_, 2, ROUND)
     rounds._graphs = graphs
-    part = t.data.rows(0, B)
-    t._fused, fused = None, t._fused
-    found["readable_ms"] = timed(lambda: t._step(part, 40.0, 0.1, 0.01), 10, 1)
-    t._fused = fused
-    P = t.state.q.P.clone()
+    readable = ReadableStep(one.moving, steps.rows.group)
+    batch = Batch(slice(0, B), steps.rows.rows(0, B), 40.0)
+    found["readable_ms"] = timed(lambda: readable.take(batch, SIZES), 10, 1)
+    P = one.moving.state.q.P.clone()
     eye = torch.eye(M, device="cuda")
     L = torch.linalg.cholesky(P)
     K = P[0] + eye
@@ -140,8 +153,8 @@ def speed(M: int, B: int, C: int, D: int) -> dict[str, Any]:
         "S": lambda: L.mT @ L,
         "cholesky of K": lambda: torch.linalg.cholesky_ex(K),
         "inverse of K's factor": lambda: torch.linalg.solve_triangular(L[0], eye, upper=False),
-        "marginals": lambda: t._fused._A[:B] @ P.view(C * M, M).T,
-        "statistics": lambda: t._fused._A[:B].T @ t._fused._U[:B],
+        "marginals": lambda: one.form._A[:B] @ P.view(C * M, M).T,
+        "statistics": lambda: one.form._A[:B].T @ one.form._U[:B],
     }
     found["parts_ms"] = {name: graph_ms(work) for name, work in parts.items()}
     return found

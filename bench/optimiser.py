@@ -24,7 +24,7 @@ from conjugp import FitOptions, GPClassifier
 from conjugp._estimators import classifier
 from conjugp._fit import coupled, starts
 from conjugp._gp.state import State, initial_state
-from conjugp._inference.training import Settings
+from conjugp._inference.settings import Settings
 from conjugp.kernels import RBF, Kernel
 
 SETS = ("shuttle", "mnist", "fashion_mnist", "covtype")

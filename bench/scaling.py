@@ -88,7 +88,10 @@ def seconds_of_step(group: Any, steps: int = STEPS, **shape: int) -> dict[str, f
     from conjugp._gp.posterior import moments
     from conjugp._gp.state import initial_state
     from conjugp._inference import svi
-    from conjugp._inference.training import Settings, Trainer
+    from conjugp._inference.batches import Batch
+    from conjugp._inference.moving import Moving
+    from conjugp._inference.settings import Settings
+    from conjugp._inference.steps import ReadableStep, Sizes, evaluated
     from conjugp._rows.dataset import Data
     from conjugp._rows.group import ALONE
     from conjugp._rows.on_ranks import Shards
@@ -107,9 +110,10 @@ def seconds_of_step(group: Any, steps: int = STEPS, **shape: int) -> dict[str, f
     kernel = RBF(np.full(D, 5.0), 3.0)
     state = initial_state([kernel], Z.to(device), torch.zeros(C, device=device))
     settings = Settings(LogisticSoftmax(), "tight", batch_size=B)
-    trainer = Trainer(state, data, settings, torch.Generator())
-    trainer.state.step = 10  # gradients are taken from the start
-    part = data.rows(0, B)
+    state.step = 10  # gradients are taken from the start
+    moving, part = Moving(state, data.total, settings), data.rows(0, B)
+    step, batch = ReadableStep(moving, group), Batch(slice(0, B), part, 1.0)
+    sizes = Sizes(left=1.0, rho=0.05, least=0.05, rate=1e-4)
 
     def sync() -> float:
         if device.type == "cuda":
@@ -126,12 +130,10 @@ def seconds_of_step(group: Any, steps: int = STEPS, **shape: int) -> dict[str, f
                 times.append(sync() - began)
         return float(np.median(times))
 
-    whole = timed(lambda: trainer._step(part, 1.0, 0.05, 1e-4))
-    q = moments(trainer.state.q)
-    stats = trainer._pass(part, q, 1.0, False)
-    few = trainer.data.local.rows(0, 1)  # type: ignore[union-attr]
-    found = {"step": whole, "no rows": timed(lambda: _alone(trainer, few))}
-    found["rows"] = timed(lambda: trainer._pass(part, moments(trainer.state.q), 1.0, True))
+    whole = timed(lambda: step.take(batch, sizes))
+    stats, few = evaluated(moving, part, moments(state.q), 1.0, False), local.rows(0, 1)
+    found = {"step": whole, "no rows": timed(lambda: _alone(moving, few))}
+    found["rows"] = timed(lambda: evaluated(moving, part, moments(state.q), 1.0, True))
     if group.size > 1:
         found["sum"] = timed(lambda: svi.pooled(stats, [], group))
     # Of one rank: the packing of a message alone.
@@ -139,15 +141,15 @@ def seconds_of_step(group: Any, steps: int = STEPS, **shape: int) -> dict[str, f
     return found
 
 
-def _alone(trainer: Any, part: Any) -> None:
+def _alone(moving: Any, part: Any) -> None:
     """The part of a step that does not depend on the number of rows."""
     from conjugp._gp.posterior import kl, moments
-    from conjugp._inference import svi
+    from conjugp._inference import steps, svi
 
-    q = moments(trainer.state.q)
-    stats = trainer._pass(part, q, 1.0, True)
+    q = moments(moving.state.q)
+    stats = steps.evaluated(moving, part, q, 1.0, True)
     float(stats.bound - kl(q))
-    svi.update(trainer.state.q, stats, 1.0, 0.05)
+    svi.update(moving.state.q, stats, 1.0, 0.05)
 
 
 def sums(group: Any) -> list[dict[str, float]]:

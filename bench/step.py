@@ -21,7 +21,11 @@ from record import add_output, context, keep
 from torch import Tensor
 
 from conjugp._gp.state import initial_state
-from conjugp._inference.training import Settings, Trainer
+from conjugp._inference.batches import Batch
+from conjugp._inference.fused import ClosedFormStep
+from conjugp._inference.moving import Moving
+from conjugp._inference.settings import Settings
+from conjugp._inference.steps import ReadableStep, Sizes
 from conjugp._numerics.threads import shared
 from conjugp._rows.dataset import Data
 from conjugp.kernels import RBF
@@ -40,22 +44,20 @@ def data(n: int, n_classes: int, n_features: int) -> Data:
     return Data(X, y, torch.ones(n), n_classes)
 
 
-def stepper(
-    rows: Data, M: int, B: int, bound: str, *, fused: bool, n_steps: int = 10**6
-) -> Callable[[], Any]:
-    """One step of a fit of so many that is under way, batch after batch."""
+def stepper(rows: Data, M: int, B: int, bound: str, *, fused: bool) -> Callable[[], Any]:
+    """One step of a fit that is under way, batch after batch."""
     kernel = RBF(torch.full((rows.X.shape[1],), rows.X.shape[1] ** 0.5), 10.0)
     state = initial_state([kernel], rows.X[:M].clone(), torch.full((rows.n_classes,), -2.0))
     settings = Settings(LogisticSoftmax(), bound, learn_inducing=True, batch_size=B)
-    trainer = Trainer(state, rows, settings, torch.Generator().manual_seed(0))
-    if fused:
-        trainer._start_fused(B, n_steps)
+    moving = Moving(state, rows.total, settings)
+    take = (ClosedFormStep(moving, B) if fused else ReadableStep(moving, rows.group)).take
+    sizes = Sizes(left=1.0, rho=0.1, least=0.05, rate=0.01)
     n, at = len(rows.y), [0]
 
     def step() -> None:
         i = at[0] % (n // B) * B
         at[0] += 1
-        trainer._step(rows.rows(i, i + B), n / B, 0.1, 0.01)
+        take(Batch(slice(i, i + B), rows.rows(i, i + B), n / B), sizes)
 
     for _ in range(8):  # the first five leave the hyperparameters alone
         step()

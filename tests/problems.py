@@ -13,7 +13,12 @@ from conjugp._gp.features import basis, features
 from conjugp._gp.posterior import Posterior, kl, moments
 from conjugp._gp.state import State, initial_state
 from conjugp._inference import svi
-from conjugp._inference.training import Settings, Trainer
+from conjugp._inference.batches import Batch
+from conjugp._inference.full_batch import Sweep
+from conjugp._inference.moving import Moving
+from conjugp._inference.settings import Result, Settings
+from conjugp._inference.steps import MinibatchStep, Sizes
+from conjugp._inference.train import train
 from conjugp._rows.dataset import Data
 from conjugp.kernels import Kernel
 from conjugp.likelihoods import LogisticSoftmax
@@ -54,18 +59,37 @@ def fixed(bound: str, **changes: Any) -> Settings:
     return Settings(LIKELIHOOD, bound, **{**quiet, **changes})
 
 
-def trainer(
+def start(
+    data: Data,
+    kernels: Kernel | list[Kernel],
+    Z: Tensor | None = None,
+    mean: Tensor | None = None,
+) -> State:
+    """The prior, with every row an inducing point unless Z is given."""
+    kernels = [kernels] if isinstance(kernels, Kernel) else kernels
+    mean = data.X.new_zeros(data.n_classes) if mean is None else mean
+    return initial_state(kernels, data.X if Z is None else Z, mean.clone())
+
+
+def fitted(
     data: Data,
     kernels: Kernel | list[Kernel],
     settings: Settings,
     Z: Tensor | None = None,
     mean: Tensor | None = None,
-) -> Trainer:
-    """A fit of `data` from the prior, on every row as an inducing point unless Z is given."""
-    kernels = [kernels] if isinstance(kernels, Kernel) else kernels
-    mean = data.X.new_zeros(data.n_classes) if mean is None else mean
-    state = initial_state(kernels, data.X if Z is None else Z, mean.clone())
-    return Trainer(state, data, settings, generator())
+) -> Result:
+    """A fit of `data` from the prior."""
+    return train(start(data, kernels, Z, mean), data, settings, generator())
+
+
+def sweep_of(state: State, data: Data, settings: Settings) -> Sweep:
+    """Passes over all rows."""
+    return Sweep(Moving(state, data.total, settings), data)
+
+
+def take(step: MinibatchStep, part: Data, scale: float, rho: float, rate: float) -> float:
+    """One step of these sizes; the ELBO before."""
+    return step.take(Batch(slice(0, part.n), part, scale), Sizes(1.0, rho, 0.0, rate))
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from conjugp._gp.model import coupled
 from conjugp._gp.prediction import predict_proba
 from conjugp._rows.dataset import Data
 from conjugp.kernels import RBF
-from problems import LIKELIHOOD, fixed, trainer
+from problems import LIKELIHOOD, fitted, fixed
 from reference.wine_gibbs import BATCH, BURN_IN, FILE, Chain, Wine, summary, wine
 
 
@@ -32,7 +32,7 @@ def fit(bound: str, dtype: torch.dtype = torch.float64) -> tuple[np.ndarray, ...
     X, X_test = (torch.tensor(x, dtype=dtype) for x in (d.X, d.X_test))
     data = Data(X, torch.tensor(d.y), torch.ones(len(X), dtype=dtype), 3)
     kernel = RBF(d.lengthscale, 1.0)
-    result = trainer(data, kernel, fixed(bound, max_epochs=500, tol=1e-5)).fit()
+    result = fitted(data, kernel, fixed(bound, max_epochs=500, tol=1e-5))
     m, v = coupled(result.state, LIKELIHOOD, bound).latent(X_test)
     return predict_proba(LIKELIHOOD, m, v).numpy(), m.numpy(), v.numpy()
 

@@ -37,8 +37,8 @@ from conjugp._gp.model import coupled
 from conjugp._gp.posterior import Posterior, marginals, moments
 from conjugp._gp.state import initial_state
 from conjugp._gp.temperature import MORE, VARIANCE_SCALES, fit_calibration
+from conjugp._inference.settings import Progress
 from conjugp._inference.svi import clamp
-from conjugp._inference.training import Progress
 from conjugp._rows.dataset import Data, class_shares
 from conjugp.kernels import RBF, Matern52, Normalised
 from conjugp.likelihoods import get_likelihood

@@ -382,13 +382,13 @@ def test_statistics_of_a_touched_class_are_unbiased(bound):
                     drawn,
                     C,
                     mean[index],
-                    cl.Rows(
+                    cl.ClassRows(
                         Features(f.A[..., rows], f.residual[:, rows]),
                         stands.batch * weight[rows].unsqueeze(1),
                         tau[rows],
                     ),
                     weight[rows],
-                    cl.Rows(
+                    cl.ClassRows(
                         own_features(b, X[own_rows]),
                         stands.own * weight[own_rows],
                         tau[own_rows],
@@ -414,10 +414,15 @@ def test_update_is_a_step_for_each_class():
     q, s = random_posterior(3, 4, seed=1), random_posterior(3, 4, seed=2)
     new = Posterior(q.h.clone(), q.P.clone())
     rho = torch.tensor([0.0, 0.3, 1.0]).double()
-    cl.update(new, svi.Statistics(s.h, s.P, torch.zeros(())), rho)
+    svi.update_in_place(new, s.h, s.P, rho)
     for c in range(3):
         r, eye = rho[c], torch.eye(4).double()
         torch.testing.assert_close(new.h[c], (1 - r) * q.h[c] + r * s.h[c])
         torch.testing.assert_close(new.P[c], (1 - r) * q.P[c] + r * (eye + s.P[c]))
         assert torch.linalg.eigvalsh(new.P[c]).min() > 1 - 1e-9
     assert torch.equal(new.P[0], q.P[0])
+    for rho in (0.3, torch.tensor(0.3).double()):  # one for all: the step of the page
+        new = Posterior(q.h.clone(), q.P.clone())
+        svi.update_in_place(new, s.h, s.P, rho)
+        stats = svi.Statistics(s.h, s.P, torch.zeros(()))
+        torch.testing.assert_close(new, svi.update(q, stats, 1.0, 0.3))

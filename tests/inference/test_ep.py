@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -24,28 +23,36 @@ from conjugp._gp.model import coupled
 from conjugp._gp.posterior import Posterior, marginals, moments
 from conjugp._gp.state import State, initial_state
 from conjugp._inference import ep, svi
-from conjugp._inference.ep_training import EPTrainer
-from conjugp._inference.training import Progress, Result, Settings
+from conjugp._inference.ep_steps import AveragedStep, SiteSweep, settle
+from conjugp._inference.loop import Loop
+from conjugp._inference.moving import Moving
+from conjugp._inference.settings import Progress, Result, Settings
+from conjugp._inference.train import absorb, train
 from conjugp._rows.dataset import Data
 from conjugp.kernels import RBF, Kernel
 from conjugp.likelihoods import Heaviside, LogisticSoftmax
-from problems import blobs, generator, random_labels, random_posterior
+from problems import blobs, generator, random_labels, random_posterior, start, take
 from random_cases import allowed
 
 
 def config(noise: float = 1.0, **changes) -> Settings:
     """Settings of a fit of the sites alone unless told otherwise."""
     quiet = {"learn_kernel": False, "learn_mean": False, "tol": 1e-6, "max_epochs": 500}
-    return Settings(Heaviside(noise), "tight", **{**quiet, **changes})
+    return Settings(Heaviside(noise), "tight", inference="ep", **{**quiet, **changes})
 
 
-def ep_trainer(
-    data: Data, kernels: Kernel | Sequence[Kernel], cfg: Settings | None = None, Z=None, mean=None
-) -> EPTrainer:
-    kernels = [kernels] if isinstance(kernels, Kernel) else list(kernels)
-    mean = data.X.new_zeros(data.n_classes) if mean is None else mean
-    state = initial_state(kernels, data.X if Z is None else Z, mean.clone())
-    return EPTrainer(state, data, config() if cfg is None else cfg, generator())
+def ep_moving(
+    data: Data, kernels: Kernel | list[Kernel], cfg: Settings | None = None, Z=None, mean=None
+) -> Moving:
+    """The prior, and what moves its hyperparameters."""
+    return Moving(start(data, kernels, Z, mean), data.total, config() if cfg is None else cfg)
+
+
+def ep_fit(
+    data: Data, kernels: Kernel | list[Kernel], cfg: Settings | None = None, Z=None, mean=None
+) -> Result:
+    state = start(data, kernels, Z, mean)
+    return train(state, data, config() if cfg is None else cfg, generator())
 
 
 def random_cavity(
@@ -262,7 +269,8 @@ def test_a_step_is_the_papers(n_classes, batch):
     data = data._replace(weight=weight)
     Z, mean = data.X[:6] + 0.1, torch.linspace(-0.5, 0.4, n_classes).double()
     # A kernel for each class: nothing is centred, which the paper does not do either.
-    trainer = ep_trainer(data, [kernel] * n_classes, config(noise), Z, mean)
+    moving = ep_moving(data, [kernel] * n_classes, config(noise), Z, mean)
+    step = AveragedStep(moving, data.mass)
     Lambda, eta = np.zeros((n_classes, 6, 6)), np.zeros((n_classes, 6))
     b = basis([kernel], Z)
     L_inv = b.L_inv[0].numpy()
@@ -271,9 +279,9 @@ def test_a_step_is_the_papers(n_classes, batch):
         Lambda, eta, evidence = paper_step(
             data, kernel, Z, mean.numpy(), noise, Lambda, eta, batch, d
         )
-        found = trainer._step(data.rows(*batch), 20 / B, d * B / 20, 0.0)
+        found = take(step, data.rows(*batch), 20 / B, d * B / 20, 0.0)
         assert found == pytest.approx(evidence, rel=1e-9)
-        q = trainer.state.q
+        q = moving.state.q
         # u = Lũ: a quadratic form Λ in u is LᵀΛL in ũ.
         np.testing.assert_allclose(
             L_inv.T @ (q.P - torch.eye(6)).numpy() @ L_inv, Lambda, rtol=1e-7, atol=1e-9
@@ -286,21 +294,20 @@ def test_a_step_is_the_papers(n_classes, batch):
 LEARN = {"learn_kernel": True, "learn_mean": True, "learn_inducing": True}
 
 
-def gradient_problem(n_kernels: int) -> tuple[EPTrainer, ep.Sites]:
+def gradient_problem(n_kernels: int) -> tuple[Moving, Data, ep.Sites]:
     """A fit in the middle of nowhere: random sites, weights, prior means, inducing points."""
     data = blobs(9, 3)._replace(weight=torch.linspace(0.3, 2.0, 9).double())
     kernels: list[Kernel] = [RBF((0.8, 1.5), 3.0), RBF((1.1, 0.7), 2.0), RBF((1.0, 1.0), 1.0)]
     mean = torch.tensor([-0.4, 0.1, 0.3]).double()
-    trainer = ep_trainer(data, kernels[:n_kernels], config(0.6, **LEARN), data.X[:4] + 0.2, mean)
+    moving = ep_moving(data, kernels[:n_kernels], config(0.6, **LEARN), data.X[:4] + 0.2, mean)
     g = generator(5)
     r = torch.randn(2, 9, 3, generator=g, dtype=torch.float64)
     t = 0.3 * torch.rand(2, 9, 3, generator=g, dtype=torch.float64)
-    return trainer, ep.Sites(r, t)
+    return moving, data, ep.Sites(r, t)
 
 
-def frozen_log_z(trainer: EPTrainer, cavities, theta, Z, mean, noise) -> float:
+def frozen_log_z(state: State, data: Data, cavities, theta, Z, mean, noise) -> float:
     """Σ weight·log Z with the cavities (h, P) of every pair and end held in place."""
-    state, data = trainer.state, trainer.data
     kernels = [state.template.with_theta(t) for t in theta]
     f = features(basis(kernels, Z), data.X)
     total = 0.0
@@ -318,13 +325,14 @@ def frozen_log_z(trainer: EPTrainer, cavities, theta, Z, mean, noise) -> float:
 @pytest.mark.parametrize("n_kernels", [1, 3])
 @pytest.mark.parametrize("averaged", [False, True])
 def test_evidence_gradient_by_finite_differences(n_kernels, averaged):
-    trainer, sites = gradient_problem(n_kernels)
-    state, data = trainer.state, trainer.data
+    moving, data, sites = gradient_problem(n_kernels)
+    state = moving.state
     theta, Z, mean = (x.detach().clone() for x in (state.theta, state.Z, state.mean))
-    f, bare = trainer._make_features(data.X, True)
+    _, f = moving.features(data.X, True)
+    bare = Features(f.A.detach(), f.residual.detach())
     total = ep.statistics(bare, sites, data.y, data.weight)
     q = Posterior(total.h, torch.eye(4).double() + total.P)
-    average = ep.averaged_cavity(q, trainer._counts)
+    average = ep.averaged_cavity(q, ep.counts(data.mass))
     cavities = {}
     for i, c in [(i, c) for i in range(9) for c in range(3) if c != data.y[i]]:
         ends = []
@@ -337,23 +345,24 @@ def test_evidence_gradient_by_finite_differences(n_kernels, averaged):
     args = (moments(average if averaged else q), bare, data.y, mean, data.weight, 0.6, True)
     found = ep.evaluate(*args, None if averaged else sites)
     assert found.gradients is not None
-    trainer._collect(f, found.gradients, 1.0)
+    moving.collect(f, found.gradients, 1.0)
 
     def difference(name: str, index: tuple[int, ...], step: float = 1e-5) -> float:
         values = []
         for sign in (1, -1):
             at = {"theta": theta.clone(), "Z": Z.clone(), "mean": mean.clone()}
             at[name][index] += sign * step
-            values.append(frozen_log_z(trainer, cavities, **at, noise=0.6))
+            values.append(frozen_log_z(state, data, cavities, **at, noise=0.6))
         return (values[0] - values[1]) / (2 * step)
 
     for name, leaf in (("theta", state.theta), ("Z", state.Z), ("mean", state.mean)):
         assert leaf.grad is not None
-        gradient = -trainer.total * leaf.grad
+        gradient = -moving.total * leaf.grad
         for index in np.ndindex(*gradient.shape):
             assert float(gradient[index]) == pytest.approx(difference(name, index), abs=2e-7)
     # The noise adds to every residual.
-    noisy = [frozen_log_z(trainer, cavities, theta, Z, mean, 0.6 + e) for e in (1e-5, -1e-5)]
+    given = state, data, cavities, theta, Z, mean
+    noisy = [frozen_log_z(*given, 0.6 + e) for e in (1e-5, -1e-5)]
     by_noise = float(found.gradients.features.residual.sum())
     assert by_noise == pytest.approx((noisy[0] - noisy[1]) / 2e-5, abs=2e-7)
 
@@ -364,22 +373,21 @@ def test_gradient_at_the_fixed_point_is_that_of_the_evidence():
     mean = torch.tensor([0.2, -0.3, 0.1]).double()
     theta = RBF((0.9, 1.6), 5.0).theta
 
-    def evidence(theta, mean) -> tuple[float, EPTrainer]:
-        cfg = config(tol=1e-12, max_epochs=400)
-        trainer = ep_trainer(data, RBF((1.0, 1.0), 1.0).with_theta(theta), cfg, Z, mean)
-        return trainer.fit().elbo, trainer
+    def evidence(theta, mean) -> tuple[float, SiteSweep]:
+        kernel = RBF((1.0, 1.0), 1.0).with_theta(theta)
+        moving, history = ep_moving(data, kernel, config(tol=1e-12), Z, mean), []
+        sweep = SiteSweep(moving, data)
+        settle(Loop(moving, data, generator()), sweep, history, 400, None)
+        return history[-1], sweep
 
-    _, trainer = evidence(theta, mean)
-    for leaf in (trainer.state.theta, trainer.state.mean):
-        leaf.requires_grad_(True)
-    trainer.settings = config(**LEARN)
-    f, bare = trainer._make_features(data.X, True)
-    _, gradients = trainer._sweep(bare, True)
-    assert gradients is not None
-    trainer._collect(f, gradients, 1.0)
-    for name, leaf in (("theta", trainer.state.theta), ("mean", trainer.state.mean)):
+    _, there = evidence(theta, mean)
+    moving = Moving(there.moving.state, data.total, config(**LEARN))
+    sweep = SiteSweep(moving, data)
+    sweep.restore(there.state())
+    sweep(gradients=True)
+    for name, leaf in (("theta", moving.leaves.theta), ("mean", moving.leaves.mean)):
         assert leaf.grad is not None
-        found = -trainer.total * leaf.grad.flatten()
+        found = -moving.total * leaf.grad.flatten()
         for i in range(3):
             values = []
             for sign in (1, -1):
@@ -477,7 +485,7 @@ def test_against_mcmc(n_classes, noise, dm, dv, dp, d_evidence):
         return log_likelihood(g, y, 2 * noise)
 
     g = elliptical_slice(log_lik, L, mean, 1000, 200, rng)
-    result = ep_trainer(data, kernel, config(noise), mean=torch.tensor(mean)).fit()
+    result = ep_fit(data, kernel, config(noise), mean=torch.tensor(mean))
     assert result.converged
     model = coupled(result.state, Heaviside(noise), "tight")
     m, v = (x.numpy() for x in model.latent(data.X))
@@ -507,7 +515,7 @@ def test_evidence_of_one_row(n_classes):
     """Two classes have one factor, which is matched exactly; three share the label's latent."""
     data = Data(torch.zeros(1, 1).double(), torch.tensor([1]), torch.ones(1).double(), n_classes)
     mean = torch.tensor([0.4, -0.3, 0.2])[:n_classes].double()
-    result = ep_trainer(data, RBF(1.0, 3.0), config(0.5), mean=mean).fit()
+    result = ep_fit(data, RBF(1.0, 3.0), config(0.5), mean=mean)
     t = np.linspace(-9, 9, 721)
     own = -0.3 + math.sqrt(3.0) * t
     # Given the label's latent the other classes are independent, each with its own noise twice.
@@ -527,11 +535,11 @@ def latent(state: State, data: Data) -> tuple[Tensor, Tensor]:
 
 def stochastic(data: Data, kernel: Kernel, Z: Tensor, n_steps: int, rho: float = 0.5):
     """Stochastic EP with all rows in every batch, and its last evidence."""
-    trainer = ep_trainer(data, kernel, config(), Z)
-    value = math.nan
+    moving, value = ep_moving(data, kernel, config(), Z), math.nan
+    step = AveragedStep(moving, data.mass)
     for _ in range(n_steps):
-        value = trainer._step(data, 1.0, rho, 0.0)
-    return trainer.state, value
+        value = take(step, data, 1.0, rho, 0.0)
+    return moving.state, value
 
 
 @pytest.mark.parametrize(
@@ -541,7 +549,7 @@ def test_stochastic_ep_is_close_to_ep(variance, dm, dv, dp):
     """An average factor stands for each: off by a share of a standard deviation, a little wider."""
     data, kernel = blobs(400, 3), RBF(1.0, variance)
     Z = data.X[:15]
-    full = ep_trainer(data, kernel, config(), Z).fit()
+    full = ep_fit(data, kernel, config(), Z)
     averaged, evidence = stochastic(data, kernel, Z, 40)
     (m, v), (m_s, v_s) = latent(full.state, data), latent(averaged, data)
     assert ((m - m_s) / v.sqrt()).abs().max() < dm
@@ -556,7 +564,7 @@ def test_batches_find_what_all_rows_find():
     data, kernel = blobs(600, 3), RBF(1.0, 4.0)
     Z = data.X[:20]
     full, evidence = stochastic(data, kernel, Z, 60)
-    result = ep_trainer(data, kernel, config(max_epochs=60, batch_size=100, tol=1e-3), Z).fit()
+    result = ep_fit(data, kernel, config(max_epochs=60, batch_size=100, tol=1e-3), Z)
     (m, v), (m_b, v_b) = latent(full, data), latent(result.state, data)
     assert ((m - m_b) / v.sqrt()).square().mean().sqrt() < 0.05
     assert (v_b / v - 1).abs().max() < 0.03
@@ -567,20 +575,20 @@ def test_batches_find_what_all_rows_find():
 @pytest.mark.parametrize("batch", [20, 50, 1000])
 def test_a_batch_of_all_rows_is_the_full_batch(batch):
     data, kernel = blobs(20, 3), RBF(1.0, 4.0)
-    full = ep_trainer(data, kernel, config(max_epochs=10)).fit()
-    found = ep_trainer(data, kernel, config(max_epochs=10, batch_size=batch)).fit()
+    full = ep_fit(data, kernel, config(max_epochs=10))
+    found = ep_fit(data, kernel, config(max_epochs=10, batch_size=batch))
     assert torch.equal(found.state.q.P, full.state.q.P) and found.history == full.history
 
 
 def test_statistics_are_sums_over_rows():
     data, kernel = blobs(40, 3), RBF(1.0, 4.0)
-    trainer = ep_trainer(data, kernel, config(), data.X[:6])
-    q = moments(ep.averaged_cavity(random_posterior(3, 6), trainer._counts))
-    _, f = trainer._make_features(data.X, False)
+    moving = ep_moving(data, kernel, config(), data.X[:6])
+    q = moments(ep.averaged_cavity(random_posterior(3, 6), ep.counts(data.mass)))
+    _, f = moving.features(data.X, False)
     found = []
     for i, j in ((0, 40), (0, 7), (7, 8), (8, 40)):
         d, part = data.rows(i, j), Features(f.A[..., i:j], f.residual[:, i:j])
-        e = ep.evaluate(q, part, d.y, trainer.state.mean, d.weight, 1.0, True)
+        e = ep.evaluate(q, part, d.y, moving.state.mean, d.weight, 1.0, True)
         found.append((e, ep.statistics(part, e.sites, d.y, d.weight)))
     whole, parts = found[0], found[1:]
     joined, total = ep.join([e for e, _ in parts]), svi.add([s for _, s in parts])
@@ -593,7 +601,7 @@ def test_chunks_change_nothing(learn):
     data, kernel = blobs(40, 3), RBF(1.0, 4.0)
     more = LEARN if learn else {}
     ends = [
-        ep_trainer(data, kernel, config(max_epochs=15, chunk_size=n, **more), data.X[:8]).fit()
+        ep_fit(data, kernel, config(max_epochs=15, chunk_size=n, **more), data.X[:8])
         for n in (4096, 7)
     ]
     assert ends[0].elbo == pytest.approx(ends[1].elbo, rel=1e-9)
@@ -607,7 +615,7 @@ def test_weights_are_copies():
     X, y = data.X.repeat_interleave(copies, 0), data.y.repeat_interleave(copies)
     repeated = Data(X, y, torch.ones(len(y)).double(), 3)
     weighted, Z = data._replace(weight=copies.double()), data.X[:8]
-    ends = [ep_trainer(d, kernel, config(**LEARN), Z).fit() for d in (weighted, repeated)]
+    ends = [ep_fit(d, kernel, config(**LEARN), Z) for d in (weighted, repeated)]
     assert ends[0].elbo == pytest.approx(ends[1].elbo, rel=1e-9)
     torch.testing.assert_close(ends[0].state.q.P, ends[1].state.q.P, rtol=1e-7, atol=1e-9)
     (a, x), (b, y_) = (stochastic(d, kernel, Z, 5) for d in (weighted, repeated))
@@ -619,7 +627,7 @@ def test_rows_without_weight_say_nothing():
     data, kernel, Z = blobs(30, 3), RBF(1.0, 4.0), blobs(30, 3).X[:8]
     weight = (torch.arange(30) % 3 > 0).double()
     kept = Data(data.X[weight > 0], data.y[weight > 0], weight[weight > 0], 3)
-    ends = [ep_trainer(d, kernel, config(), Z).fit() for d in (data._replace(weight=weight), kept)]
+    ends = [ep_fit(d, kernel, config(), Z) for d in (data._replace(weight=weight), kept)]
     assert ends[0].elbo == pytest.approx(ends[1].elbo, rel=1e-9)
     torch.testing.assert_close(ends[0].state.q.h, ends[1].state.q.h, rtol=1e-9, atol=1e-9)
 
@@ -627,13 +635,14 @@ def test_rows_without_weight_say_nothing():
 def test_equal_kernels_learn_like_one():
     data, kernel = blobs(90, 3), RBF(1.0, 4.0)
     cfg = config(tol=1e-9, max_epochs=1000)
-    ends = [ep_trainer(data, k, cfg, data.X[:8]).fit() for k in (kernel, [kernel] * 3)]
+    ends = [ep_fit(data, k, cfg, data.X[:8]) for k in (kernel, [kernel] * 3)]
     torch.testing.assert_close(
         latent(ends[0].state, data), latent(ends[1].state, data), rtol=1e-4, atol=1e-4
     )
     assert ends[0].elbo == pytest.approx(ends[1].elbo, rel=1e-6)
-    starts = [ep_trainer(data, k, cfg, data.X[:8]) for k in (kernel, [kernel] * 3)]
-    values = [t._step(data.rows(0, 30), 3.0, 0.5, 0.0) for t in starts]
+    starts = [ep_moving(data, k, cfg, data.X[:8]) for k in (kernel, [kernel] * 3)]
+    steps = [AveragedStep(t, data.mass) for t in starts]
+    values = [take(step, data.rows(0, 30), 3.0, 0.5, 0.0) for step in steps]
     assert values[0] == pytest.approx(values[1], rel=1e-12)
     torch.testing.assert_close(*(t.state.q.P for t in starts), rtol=1e-10, atol=1e-10)
 
@@ -642,16 +651,16 @@ def test_the_common_part_of_all_latents_is_let_go():
     """At a fixed point it is zero; without centring it shrinks by a few per cent a sweep."""
     data, kernel = blobs(400, 3), RBF(1.0, 30.0)
     mean = torch.tensor([0.3, 0.0, -0.2]).double()
-    result = ep_trainer(data, kernel, config(tol=1e-9), data.X[:15], mean).fit()
+    result = ep_fit(data, kernel, config(tol=1e-9), data.X[:15], mean)
     assert result.converged and result.epochs < 150
     w = moments(result.state.q).w
     assert w.sum(0).norm() < 1e-3 * w.norm()
 
 
 def test_centred_sites_are_a_centred_posterior():
-    trainer, sites = gradient_problem(1)
-    data, eye = trainer.data, torch.eye(4).double()
-    _, f = trainer._make_features(data.X, False)
+    moving, data, sites = gradient_problem(1)
+    eye = torch.eye(4).double()
+    _, f = moving.features(data.X, False)
     w = torch.tensor([0.5, -1.0, 2.0, 0.1]).double()
     before = ep.statistics(f, sites, data.y, data.weight)
     after = ep.statistics(f, ep.centred(sites, w @ f.A[0]), data.y, data.weight)
@@ -667,7 +676,7 @@ def test_what_the_model_does_not_see(batch_size):
 
     def fit(d: Data, variance: float, noise: float, mean: Tensor) -> Result:
         cfg = config(noise, max_epochs=20, batch_size=batch_size)
-        return ep_trainer(d, RBF(1.0, variance), cfg, Z, mean).fit()
+        return ep_fit(d, RBF(1.0, variance), cfg, Z, mean)
 
     base = fit(data, 3.0, 0.7, mean)
     m, _ = latent(base.state, data)
@@ -689,8 +698,8 @@ def test_learning_raises_the_evidence(batch_size, dtype):
     data = Data(data.X.to(dtype), data.y, data.weight.to(dtype), 3)
     kernel, Z = RBF((0.3, 3.0), 0.3), data.X[::6].clone()
     cfg = config(max_epochs=60, tol=1e-3, batch_size=batch_size, learning_rate=0.1)
-    rest = ep_trainer(data, kernel, cfg, Z).fit()
-    learned = ep_trainer(data, kernel, replace(cfg, **LEARN), Z).fit()
+    rest = ep_fit(data, kernel, cfg, Z)
+    learned = ep_fit(data, kernel, replace(cfg, **LEARN), Z)
     assert learned.elbo > rest.elbo + 5.0
     s = learned.state
     for leaf in (s.theta, s.Z, s.mean):
@@ -698,16 +707,16 @@ def test_learning_raises_the_evidence(batch_size, dtype):
     assert not torch.equal(s.Z, Z) and s.mean.abs().min() > 0
     assert (s.theta - rest.state.theta).abs().min() > 0.01
     # The reported evidence is that of the state.
-    full = ep_trainer(data, list(s.kernels), config(tol=1e-3), s.Z, s.mean).fit()
+    full = ep_fit(data, list(s.kernels), config(tol=1e-3), s.Z, s.mean)
     assert learned.elbo == pytest.approx(full.elbo, abs=0.01 if batch_size is None else 6.0)
 
 
 def test_float32_is_float64():
     data, kernel = blobs(60, 3), RBF(1.0, 30.0)
-    wide = ep_trainer(data, kernel, config(max_epochs=30), data.X[:12]).fit()
+    wide = ep_fit(data, kernel, config(max_epochs=30), data.X[:12])
     single = Data(data.X.float(), data.y, data.weight.float(), 3)
     cfg = config(max_epochs=30, jitter=1e-6)
-    narrow = ep_trainer(single, kernel, cfg, single.X[:12]).fit()
+    narrow = ep_fit(single, kernel, cfg, single.X[:12])
     assert narrow.elbo == pytest.approx(wide.elbo, abs=0.05)
     torch.testing.assert_close(narrow.state.q.h.double(), wide.state.q.h, rtol=0, atol=0.02)
 
@@ -716,12 +725,11 @@ def test_what_is_not_learned_stays():
     data, kernel = blobs(30, 3), RBF(1.0, 2.0)
     for name in LEARN:
         on = {**dict.fromkeys(LEARN, False), name: True}
-        trainer = ep_trainer(data, kernel, config(max_epochs=20, **on), data.X[:5])
-        s = trainer.state
-        start = [s.theta.clone(), s.mean.clone(), s.Z.clone()]
-        end = trainer.fit().state
+        s = start(data, kernel, data.X[:5])
+        before = [s.theta.clone(), s.mean.clone(), s.Z.clone()]
+        end = train(s, data, config(max_epochs=20, **on), generator()).state
         moved = [
-            not torch.equal(a, b) for a, b in zip(start, (end.theta, end.mean, end.Z), strict=True)
+            not torch.equal(a, b) for a, b in zip(before, (end.theta, end.mean, end.Z), strict=True)
         ]
         assert moved == list(on.values())
 
@@ -730,19 +738,19 @@ def test_what_is_not_learned_stays():
 def test_the_same_generator_gives_the_same_bits(batch_size):
     data, kernel = blobs(70, 3), RBF(1.0, 4.0)
     cfg = config(batch_size=batch_size, max_epochs=20, **LEARN)
-    ends = [ep_trainer(data, kernel, cfg, data.X[:8]).fit() for _ in range(2)]
+    ends = [ep_fit(data, kernel, cfg, data.X[:8]) for _ in range(2)]
     assert ends[0].history == ends[1].history
     assert torch.equal(ends[0].state.q.P, ends[1].state.q.P)
 
 
 def test_converged_says_whether_it_is():
     data, kernel = blobs(60, 3), RBF(1.0, 30.0)
-    assert not ep_trainer(data, kernel, config(max_epochs=3)).fit().converged
-    result = ep_trainer(data, kernel, config(max_epochs=300, tol=1e-3)).fit()
+    assert not ep_fit(data, kernel, config(max_epochs=3)).converged
+    result = ep_fit(data, kernel, config(max_epochs=300, tol=1e-3))
     assert result.converged and result.epochs < 60
-    assert not ep_trainer(data, kernel, config(max_epochs=2, batch_size=20)).fit().converged
+    assert not ep_fit(data, kernel, config(max_epochs=2, batch_size=20)).converged
     long = config(max_epochs=600, batch_size=20, tol=1e-2)
-    assert ep_trainer(data, kernel, long, data.X[:6]).fit().converged
+    assert ep_fit(data, kernel, long, data.X[:6]).converged
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -750,20 +758,19 @@ def test_streams_keep_what_they_hold(dtype):
     data, kernel = blobs(200, 3), RBF(1.0, 4.0)
     data = Data(data.X.to(dtype), data.y, data.weight.to(dtype), 3)
     Z = data.X[:15]
-    whole = ep_trainer(data, kernel, config(), Z).fit()
-    state, evidence = ep_trainer(data, kernel, config(), Z).state, math.nan
+    whole = ep_fit(data, kernel, config(), Z)
+    state, evidence = start(data, kernel, Z), math.nan
     for i in range(0, 200, 50):
-        trainer = EPTrainer(state, data.rows(i, i + 50), config(), generator())
-        evidence = trainer.absorb(50 / (i + 50), 15)
-        state = trainer.state
+        part, share = data.rows(i, i + 50), 50 / (i + 50)
+        state, evidence = absorb(state, part, config(), generator(), share=share, n_steps=15)
     # Sites of earlier rows are not matched again, which costs a little.
     (m, v), (m_s, v_s) = latent(whole.state, data), latent(state, data)
     p, p_s = (Heaviside().integral(*x) for x in ((m, v), (m_s, v_s)))
     assert ((m - m_s) / v.sqrt()).square().mean().sqrt() < 0.15
     assert (p - p_s).abs().max() < 0.1 and (p - p_s).abs().mean() < 0.02
     assert evidence == pytest.approx(whole.elbo, rel=0.02)
-    all_at_once = ep_trainer(data, kernel, config(), Z)
-    assert all_at_once.absorb(1.0, 60) == pytest.approx(whole.elbo, abs=0.3)
+    once = absorb(start(data, kernel, Z), data, config(), generator(), share=1.0, n_steps=60)
+    assert once[1] == pytest.approx(whole.elbo, abs=0.3)
 
 
 def test_progress_and_the_wrong_likelihood():
@@ -771,11 +778,11 @@ def test_progress_and_the_wrong_likelihood():
     seen: list[Progress] = []
     state = initial_state([kernel], data.X[:5], torch.zeros(3).double())
     cfg = config(max_epochs=5)
-    result = EPTrainer(state, data, cfg, generator(), seen.append, "here").fit()
+    result = train(state, data, cfg, generator(), on_progress=seen.append, stage="here")
     assert [p.value for p in seen] == result.history
     assert {(p.stage, p.measure) for p in seen} == {("here", "log evidence")}
     with pytest.raises(ValueError, match="Heaviside"):
-        EPTrainer(state, data, replace(cfg, likelihood=LogisticSoftmax()), generator())
+        train(state, data, replace(cfg, likelihood=LogisticSoftmax()), generator())
 
 
 def stress() -> dict[str, Data]:
@@ -813,7 +820,7 @@ def test_stress(name, batch_size, variance, dtype, learn):
     data = Data(data.X.to(dtype), data.y, data.weight.to(dtype), data.n_classes)
     more = LEARN if learn else {}
     cfg = config(batch_size=batch_size, max_epochs=15, tol=1e-3, learning_rate=0.1, **more)
-    result = ep_trainer(data, RBF(1.0, variance), cfg, data.X[:15]).fit()
+    result = ep_fit(data, RBF(1.0, variance), cfg, data.X[:15])
     m, v = coupled(result.state, cfg.likelihood, cfg.bound).latent(data.X)
     assert math.isfinite(result.elbo)
     assert torch.isfinite(m).all() and torch.isfinite(v).all() and (v > 0).all()
@@ -855,7 +862,7 @@ def test_any_small_data_set_gives_finite_results(
         batch_size=max(1, len(data.y) // 2) if batches else None,
         **(LEARN if learn else {}),
     )
-    result = ep_trainer(data, RBF(1.0, math.exp(log_variance)), cfg).fit()
+    result = ep_fit(data, RBF(1.0, math.exp(log_variance)), cfg)
     m, v = latent(result.state, data)
     assert torch.isfinite(m).all() and torch.isfinite(v).all() and (v > 0).all()
     assert math.isfinite(result.elbo)

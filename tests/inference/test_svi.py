@@ -9,8 +9,9 @@ import torch
 from conjugp._gp.features import basis, features
 from conjugp._gp.posterior import Posterior, class_kl, kl, marginals, moments, prior
 from conjugp._gp.state import initial_state
-from conjugp._inference import svi
-from conjugp._inference.training import Settings, Trainer
+from conjugp._inference import steps, svi
+from conjugp._inference.moving import Moving
+from conjugp._inference.settings import Settings
 from conjugp._rows.dataset import Data
 from conjugp.kernels import RBF, Matern12, Matern52
 from problems import (
@@ -18,12 +19,14 @@ from problems import (
     LIKELIHOOD,
     blobs,
     elbo,
+    fitted,
     fixed,
-    generator,
     numpy_site,
     random_labels,
     random_posterior,
-    trainer,
+    start,
+    sweep_of,
+    take,
 )
 
 AUGMENTED = ("augmented", "collapsed")
@@ -165,8 +168,7 @@ def latent(state, data: Data):
 def test_full_batches_are_cavi(bound, sweeps):
     data = blobs(25, 3)._replace(weight=torch.linspace(0.3, 2.0, 25).double())
     kernel, Z, mean = RBF(1.2, 3.0), data.X[::3] + 0.1, torch.tensor([-1.0, 0.2, 0.5]).double()
-    t = trainer(data, kernel, fixed(bound, max_epochs=sweeps), Z, mean)
-    result = t.fit()
+    result = fitted(data, kernel, fixed(bound, max_epochs=sweeps), Z, mean)
     assert result.epochs == sweeps + 1  # the first entry is the prior's
     expected = sparse_cavi(bound, data, kernel, Z, mean.numpy(), sweeps)
     for found, wanted in zip(latent(result.state, data), expected, strict=True):
@@ -177,11 +179,12 @@ def test_full_batches_are_cavi(bound, sweeps):
 def test_one_stochastic_step_with_all_rows_is_one_sweep(bound):
     data, kernel = blobs(25, 3), RBF(1.2, 3.0)
     Z, mean = data.X[::3] + 0.1, torch.tensor([-1.0, 0.2, 0.5]).double()
-    t = trainer(data, kernel, fixed(bound), Z, mean)
+    state = start(data, kernel, Z, mean)
+    step = steps.ReadableStep(Moving(state, data.total, fixed(bound)), data.group)
     for _ in range(4):
-        t._step(data, 1.0, 1.0, 0.0)
+        take(step, data, 1.0, 1.0, 0.0)
     expected = sparse_cavi(bound, data, kernel, Z, mean.numpy(), 4)
-    for found, wanted in zip(latent(t.state, data), expected, strict=True):
+    for found, wanted in zip(latent(state, data), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-7, atol=1e-8)
 
 
@@ -189,7 +192,7 @@ def test_one_stochastic_step_with_all_rows_is_one_sweep(bound):
 def test_every_row_an_inducing_point_is_the_full_gp(bound):
     """Equal but for the jitter, 1e-6 of the kernel's diagonal: v gains about that much."""
     data, kernel = blobs(30, 3), Matern12(1.5, 2.0)
-    result = trainer(data, kernel, fixed(bound, max_epochs=30)).fit()
+    result = fitted(data, kernel, fixed(bound, max_epochs=30))
     m, v = latent(result.state, data)
     expected_m, expected_v = full_cavi(bound, data, kernel, 30)
     np.testing.assert_allclose(m, expected_m, rtol=0, atol=1e-5)
@@ -259,9 +262,9 @@ def test_elbos_are_ordered_below_the_evidence(n_classes, labels, variance):
     found = {}
     for bound in BOUNDS:
         settings = fixed(bound, max_epochs=500, tol=1e-7)
-        fit = trainer(data, kernel, settings, mean=mean).fit()
+        fit = fitted(data, kernel, settings, mean=mean)
         found[bound] = fit.elbo
-        assert trainer(data, kernel, settings, X[:1] + 0.3, mean).fit().elbo < fit.elbo
+        assert fitted(data, kernel, settings, X[:1] + 0.3, mean).elbo < fit.elbo
     assert found["augmented"] < found["collapsed"] < found["tight"] < evidence - 1e-4
     # Jensen's gap is of the order of the variance; a constant forgotten would not be.
     assert evidence - found["tight"] < 0.12 * variance
@@ -302,7 +305,7 @@ def test_fits_that_keep_less_have_a_bound_too(bound):
     elbos = []
     for kept in (1.0, 0.7, 0.3, 0.05):
         settings = fixed(bound, max_epochs=500, tol=1e-7, kept=kept)
-        value = trainer(data, kernel, settings, X[:1] + 0.2, mean).fit().elbo
+        value = fitted(data, kernel, settings, X[:1] + 0.2, mean).elbo
         elbos.append(value)
         assert value - 0.5 * 2 * 2 * (kept - 1 - np.log(kept)) < evidence - 1e-3
     assert elbos == sorted(elbos)
@@ -322,14 +325,14 @@ def test_hyperparameter_gradients(bound, per_class):
     state = initial_state(kernels, data.X[:6] + 0.2, mean)
     state.q = random_posterior(3, 6)
     settings = Settings(LIKELIHOOD, bound, learn_inducing=True, chunk_size=4)
-    t = Trainer(state, data, settings, generator())
-    stats = t._full_pass(moments(state.q), True)
-    found = [-t.total * leaf.grad.clone() for leaf in t._leaves]
+    sweep = sweep_of(state, data, settings)
+    stats, leaves = sweep(moments(state.q), True), sweep.moving.leaves
+    found = [-data.total * leaf.grad.clone() for leaf in leaves]
     base = elbo(state, data, bound)
     assert float(stats.bound) - float(kl(moments(state.q))) == pytest.approx(base, rel=1e-12)
     step = 1e-4
     with torch.no_grad():
-        for leaf, gradient in zip(t._leaves, found, strict=True):
+        for leaf, gradient in zip(leaves, found, strict=True):
             numeric = torch.zeros_like(leaf)
             for i in range(leaf.numel()):
                 x = leaf.view(-1)
@@ -349,10 +352,11 @@ def test_batch_gradients_add_up_to_the_full_ones(bound):
     sums = []
     for size, scale in ((12, 1.0), (5, 1.0), (5, 2.5)):
         state = initial_state([RBF(1.0, 3.0)], data.X[:4] + 0.2, torch.zeros(3).double())
-        t = Trainer(state, data, Settings(LIKELIHOOD, bound, learn_inducing=True), generator())
+        moving = Moving(state, data.total, Settings(LIKELIHOOD, bound, learn_inducing=True))
         for i in range(0, 12, size):
-            t._pass(data.rows(i, i + size), moments(random_posterior(3, 4)), scale, True)
-        sums.append([leaf.grad for leaf in t._leaves])
+            part = data.rows(i, i + size)
+            steps.evaluated(moving, part, moments(random_posterior(3, 4)), scale, True)
+        sums.append([leaf.grad for leaf in moving.leaves])
     for whole, parts, scaled in zip(*sums, strict=True):
         torch.testing.assert_close(whole, parts, rtol=1e-11, atol=1e-13)
         torch.testing.assert_close(2.5 * whole, scaled, rtol=1e-11, atol=1e-13)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,8 +16,13 @@ from conjugp._gp.features import basis, features
 from conjugp._gp.model import coupled
 from conjugp._gp.posterior import Moments, kl, marginals
 from conjugp._gp.state import initial_state
-from conjugp._inference import training
-from conjugp._inference.training import Batches, Settings, Trainer
+from conjugp._inference import full_batch, steps
+from conjugp._inference.batches import Batches
+from conjugp._inference.fused import ClosedFormStep
+from conjugp._inference.moving import Moving
+from conjugp._inference.settings import Settings
+from conjugp._inference.steps import ReadableStep
+from conjugp._inference.train import train
 from conjugp._rows.dataset import Data
 from conjugp.kernels import RBF
 from problems import (
@@ -24,10 +30,11 @@ from problems import (
     LIKELIHOOD,
     blobs,
     elbo,
+    fitted,
     fixed,
     generator,
     random_labels,
-    trainer,
+    take,
 )
 
 PROBLEMS = {
@@ -73,14 +80,14 @@ def test_tight_rises_to_its_optimum(problem, variance):
     a point at most here, and only where labels contradict each other.
     """
     data, kernel = PROBLEMS[problem], RBF(1.0, variance)
-    result = trainer(data, kernel, fixed("tight", max_epochs=300, tol=1e-5)).fit()
+    result = fitted(data, kernel, fixed("tight", max_epochs=300, tol=1e-5))
     values = np.array(result.history)
     assert result.converged
     assert (np.diff(values) >= -1e-9 * np.abs(values[1:])).all()
     best = best_elbo(data, kernel, "tight")
     slack = {"separable": 5e-4, "overlapping": 2e-2, "random labels": 1e-1}[problem]
     assert best - slack < result.elbo < best + 1e-5
-    collapsed = trainer(data, kernel, fixed("collapsed", max_epochs=300, tol=1e-5)).fit()
+    collapsed = fitted(data, kernel, fixed("collapsed", max_epochs=300, tol=1e-5))
     assert result.elbo > elbo(collapsed.state, data, "tight")
 
 
@@ -88,7 +95,7 @@ def test_tight_rises_to_its_optimum(problem, variance):
 @pytest.mark.parametrize("bound", ["collapsed", "augmented"])
 def test_cavi_ends_at_the_optimum(problem, bound):
     data, kernel = PROBLEMS[problem], RBF(1.0, 30.0)
-    result = trainer(data, kernel, fixed(bound, max_epochs=2000, tol=1e-5)).fit()
+    result = fitted(data, kernel, fixed(bound, max_epochs=2000, tol=1e-5))
     assert result.converged
     best = best_elbo(data, kernel, bound)
     assert best - 2e-3 < result.elbo < best + 1e-5
@@ -101,11 +108,9 @@ def test_learning_raises_the_elbo(bound, dtype):
     data = Data(data.X.to(dtype), data.y, data.weight.to(dtype), 3)
     kernel, Z = RBF((0.3, 3.0), 0.3), data.X[::6].clone()
     start = torch.zeros(3, dtype=dtype)
-    rest = trainer(data, kernel, fixed(bound, max_epochs=100, tol=1e-4), Z).fit()
+    rest = fitted(data, kernel, fixed(bound, max_epochs=100, tol=1e-4), Z)
     state = initial_state([kernel], Z, start)
-    learned = Trainer(
-        state, data, Settings(LIKELIHOOD, bound, learn_inducing=True), generator()
-    ).fit()
+    learned = train(state, data, Settings(LIKELIHOOD, bound, learn_inducing=True), generator())
     assert learned.elbo > rest.elbo + 5.0
     s = learned.state
     # What was learned is in the state, free of gradients, and the reported ELBO is its own.
@@ -124,16 +129,14 @@ def test_what_is_not_learned_stays():
         on = {"learn_kernel": False, "learn_mean": False, "learn_inducing": False, name: True}
         state = initial_state([kernel], data.X[:5], torch.zeros(3).double())
         start = [state.theta.clone(), state.mean.clone(), state.Z.clone()]
-        end = Trainer(state, data, Settings(LIKELIHOOD, "tight", **on), generator()).fit().state
+        end = train(state, data, Settings(LIKELIHOOD, "tight", **on), generator()).state
         ends = (end.theta, end.mean, end.Z)
         moved = [not torch.equal(a, b) for a, b in zip(start, ends, strict=True)]
         assert moved == list(on.values())
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_hyperparameters_wait_for_q_and_then_move_at_their_rates(fused, monkeypatch):
-    if not fused:
-        monkeypatch.setattr(training, "applies", lambda *_: False)
+def test_hyperparameters_wait_for_q_and_then_move_at_their_rates(fused):
     data = blobs(60, 3)
     rates = {"learning_rate": 0.1, "kernel_rate": 0.5, "inducing_rate": 0.25}
     moved = []
@@ -141,11 +144,11 @@ def test_hyperparameters_wait_for_q_and_then_move_at_their_rates(fused, monkeypa
         state = initial_state([RBF((1.0, 2.0), 2.0)], data.X[:5] + 0.1, torch.zeros(3).double())
         start = [state.theta.clone(), state.Z.clone(), state.mean.clone()]
         how = Settings(LIKELIHOOD, "tight", learn_inducing=True, batch_size=20, settled=3, **rates)
-        t = Trainer(state, data, how, generator())
-        t._start_fused(20)
+        moving = Moving(state, data.total, how)
+        step = ClosedFormStep(moving, 20) if fused else ReadableStep(moving, data.group)
         for i in range(n_steps):
-            t._step(data.rows(10 * i, 10 * i + 20), 3.0, 0.5, 0.1)
-        leaves = (t.state.theta, t.state.Z, t.state.mean)
+            take(step, data.rows(10 * i, 10 * i + 20), 3.0, 0.5, 0.1)
+        leaves = (state.theta, state.Z, state.mean)
         moved.append([(a - b.detach()).abs() for a, b in zip(start, leaves, strict=True)])
     assert all(bool((x == 0).all()) for x in moved[0])
     # Adam's first step is as long as its rate, whatever the gradient.
@@ -160,7 +163,7 @@ def test_a_prior_on_the_kernel_holds_it():
         state = initial_state([kernel], data.X[:8], torch.zeros(3).double())
         start = state.theta.clone()
         settings = Settings(LIKELIHOOD, "tight", kernel_prior=strength)
-        end = Trainer(state, data, settings, generator()).fit().state
+        end = train(state, data, settings, generator()).state
         moves.append(float((end.theta - start).norm()))
     assert moves[0] > moves[1] > moves[2]
     assert moves[2] < 0.1
@@ -173,7 +176,7 @@ def test_chunks_change_nothing(bound):
     for size in (4096, 7):
         state = initial_state([kernel], data.X[:8], torch.zeros(3).double())
         settings = Settings(LIKELIHOOD, bound, max_epochs=15, chunk_size=size)
-        ends.append(Trainer(state, data, settings, generator()).fit())
+        ends.append(train(state, data, settings, generator()))
     assert ends[0].elbo == pytest.approx(ends[1].elbo, rel=1e-9)
     torch.testing.assert_close(ends[0].state.theta, ends[1].state.theta, rtol=1e-7, atol=1e-9)
 
@@ -184,7 +187,7 @@ def test_equal_kernels_learn_like_one(bound, batch_size):
     """Fixed kernels: one for each class, all equal, is the shared one."""
     data, kernel = blobs(90, 3), RBF(1.0, 4.0)
     settings = fixed(bound, max_epochs=8, batch_size=batch_size)
-    ends = [trainer(data, k, settings, data.X[:8]).fit() for k in (kernel, [kernel] * 3)]
+    ends = [fitted(data, k, settings, data.X[:8]) for k in (kernel, [kernel] * 3)]
     torch.testing.assert_close(ends[0].state.q.h, ends[1].state.q.h, rtol=1e-9, atol=1e-9)
     assert ends[0].elbo == pytest.approx(ends[1].elbo, rel=1e-10)
 
@@ -198,7 +201,7 @@ def test_weights_are_copies():
     for d in (data._replace(weight=copies.double()), repeated):
         state = initial_state([kernel], data.X[:8], torch.zeros(3).double())
         settings = Settings(LIKELIHOOD, "tight", learn_inducing=True, max_epochs=30)
-        ends.append(Trainer(state, d, settings, generator()).fit())
+        ends.append(train(state, d, settings, generator()))
     assert ends[0].elbo == pytest.approx(ends[1].elbo, rel=1e-8)
     torch.testing.assert_close(ends[0].state.Z, ends[1].state.Z, rtol=1e-6, atol=1e-7)
 
@@ -221,8 +224,8 @@ def test_an_epoch_is_every_row_once(n, batch, shuffled):
 def test_batches_find_what_the_full_batch_finds(bound):
     data, kernel = blobs(600, 3), RBF(1.0, 4.0)
     Z = data.X[:20]
-    full = trainer(data, kernel, fixed(bound, max_epochs=300, tol=1e-5), Z).fit()
-    result = trainer(data, kernel, fixed(bound, max_epochs=50, batch_size=100, tol=1e-3), Z).fit()
+    full = fitted(data, kernel, fixed(bound, max_epochs=300, tol=1e-5), Z)
+    result = fitted(data, kernel, fixed(bound, max_epochs=50, batch_size=100, tol=1e-3), Z)
     assert len(result.history) and all(map(math.isfinite, result.history))
     # The last steps are 0.5 % of q; what noise they leave costs a few thousandths of a nat a row.
     assert full.elbo - 2.0 < elbo(result.state, data, bound) <= full.elbo + 1e-6
@@ -236,7 +239,7 @@ def test_the_same_generator_gives_the_same_bits(batch_size):
     for _ in range(2):
         state = initial_state([kernel], data.X[:8], torch.zeros(3).double())
         settings = Settings(LIKELIHOOD, "tight", batch_size=batch_size, max_epochs=20)
-        ends.append(Trainer(state, data, settings, generator(3)).fit())
+        ends.append(train(state, data, settings, generator(3)))
     assert ends[0].history == ends[1].history
     assert torch.equal(ends[0].state.q.P, ends[1].state.q.P)
     assert torch.equal(ends[0].state.theta, ends[1].state.theta)
@@ -244,10 +247,10 @@ def test_the_same_generator_gives_the_same_bits(batch_size):
 
 def test_converged_says_whether_it_is():
     data, kernel = blobs(60, 3), RBF(1.0, 30.0)
-    assert not trainer(data, kernel, fixed("augmented", max_epochs=3, tol=1e-6)).fit().converged
-    assert trainer(data, kernel, fixed("augmented", max_epochs=3000, tol=1e-3)).fit().converged
+    assert not fitted(data, kernel, fixed("augmented", max_epochs=3, tol=1e-6)).converged
+    assert fitted(data, kernel, fixed("augmented", max_epochs=3000, tol=1e-3)).converged
     settings = fixed("tight", max_epochs=2, batch_size=20)
-    assert not trainer(data, kernel, settings).fit().converged
+    assert not fitted(data, kernel, settings).converged
 
 
 @pytest.mark.parametrize("batch_size", [None, 15])
@@ -259,7 +262,7 @@ def test_a_wild_learning_rate_does_not_diverge(batch_size, dtype):
     settings = Settings(
         LIKELIHOOD, "tight", learning_rate=3.0, learn_inducing=True, batch_size=batch_size
     )
-    result = Trainer(state, data, settings, generator()).fit()
+    result = train(state, data, settings, generator())
     assert math.isfinite(elbo(result.state, data, "tight"))
     assert torch.isfinite(result.state.q.P).all()
 
@@ -268,33 +271,32 @@ def test_a_wild_learning_rate_does_not_diverge(batch_size, dtype):
 def test_hyperparameters_that_lead_nowhere_rest(batch_size, monkeypatch):
     data = blobs(60, 3)
     state = initial_state([RBF(1.0, 1.0)], data.X[:10], torch.zeros(3, dtype=torch.float64))
-    settings = Settings(LIKELIHOOD, "tight", batch_size=batch_size)
-    t, start = Trainer(state, data, settings, generator()), state.theta.clone()
-    monkeypatch.setattr(t, "_start_fused", lambda *_: None)
-    real = t._pass
+    settings, start = Settings(LIKELIHOOD, "tight", batch_size=batch_size), state.theta.clone()
+    monkeypatch.setattr("conjugp._inference.train.applies", lambda *_: False)
+    real, always = steps.evaluated, False
 
-    def fails(part, q, scale, gradients):
-        if gradients:
+    def fails(moving, part, q, scale, gradients, rough=None):
+        if gradients or always:
             raise FloatingPointError
-        return real(part, q, scale, gradients)
+        return real(moving, part, q, scale, gradients, rough)
 
-    monkeypatch.setattr(t, "_pass", fails)
-    result = t.fit()
+    for module in (steps, full_batch):
+        monkeypatch.setattr(module, "evaluated", fails)
+    result = train(state, data, settings, generator())
     assert torch.equal(result.state.theta, start)
     still = fixed("tight", batch_size=batch_size)
-    expected = trainer(data, RBF(1.0, 1.0), still, data.X[:10]).fit().state
+    expected = fitted(data, RBF(1.0, 1.0), still, data.X[:10]).state
     found, best = (elbo(s, data, "tight") for s in (result.state, expected))
     assert found == pytest.approx(best, rel=0.02)
-    monkeypatch.setattr(t, "_pass", lambda *_: fails(*_[:3], True))
+    always = True
     with pytest.raises(FloatingPointError, match="kept leaving"):
-        t._failures = 0
-        t._fit_batches(15)
+        train(result.state, data, replace(settings, batch_size=15), generator())
 
 
 @pytest.mark.parametrize("at", [12, 60, 120])
 def test_a_step_that_leaves_no_numbers_is_taken_back(at, monkeypatch):
     """At the end, where the last good state is kept, and on the way there."""
-    data, real, calls = blobs(60, 3), Trainer._move, []
+    data, real, calls = blobs(60, 3), Moving.move, []
 
     def leaves_none(self, rate):
         real(self, rate)
@@ -302,15 +304,15 @@ def test_a_step_that_leaves_no_numbers_is_taken_back(at, monkeypatch):
         if len(calls) == at:
             self.state.theta.data.fill_(math.nan)
 
-    monkeypatch.setattr(Trainer, "_move", leaves_none)
+    monkeypatch.setattr(Moving, "move", leaves_none)
     settings = Settings(LIKELIHOOD, "tight", batch_size=15, max_steps=at + 5, tol=0.0)
-    result = trainer(data, RBF(1.0, 1.0), settings, data.X[:10]).fit()
+    result = fitted(data, RBF(1.0, 1.0), settings, data.X[:10])
     assert len(calls) >= at and math.isfinite(elbo(result.state, data, "tight"))
 
 
 def test_a_sweep_that_fails_is_halved(monkeypatch):
     data, calls = blobs(60, 3), []
-    real = training.moments
+    real = full_batch.moments
 
     def fails_once(q):
         calls.append(q)
@@ -318,8 +320,8 @@ def test_a_sweep_that_fails_is_halved(monkeypatch):
             raise FloatingPointError
         return real(q)
 
-    monkeypatch.setattr(training, "moments", fails_once)
-    result = trainer(data, RBF(1.0, 5.0), fixed("tight", max_epochs=30)).fit()
+    monkeypatch.setattr(full_batch, "moments", fails_once)
+    result = fitted(data, RBF(1.0, 5.0), fixed("tight", max_epochs=30))
     assert len(calls) > 3 and result.elbo == max(result.history)
 
 
@@ -360,7 +362,7 @@ def test_any_small_data_set_gives_finite_results(data, bound, log_variance, lear
         batch_size=max(1, len(data.y) // 2) if batches else None,
     )
     prior_elbo = elbo(state, data, bound)
-    result = Trainer(state, data, config, generator()).fit()
+    result = train(state, data, config, generator())
     m, v = coupled(result.state, LIKELIHOOD, bound).latent(data.X)
     assert torch.isfinite(m).all() and torch.isfinite(v).all() and (v > 0).all()
     assert math.isfinite(result.elbo)

@@ -11,10 +11,10 @@ import torch
 from conjugp._gp.model import coupled
 from conjugp._gp.posterior import moments
 from conjugp._inference import svi
-from conjugp._inference.training import Settings
+from conjugp._inference.settings import Settings
 from conjugp.kernels import RBF
 from conjugp.likelihoods import Dirichlet
-from problems import blobs, trainer
+from problems import blobs, start, sweep_of
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.5])
@@ -41,14 +41,14 @@ def regression(X, Y, S2, kernel, mean):
 def test_the_posterior_is_that_of_regression_after_one_step():
     data, kernel, mean = blobs(40, 3), RBF(1.2, 3.0), -2.0
     likelihood = Dirichlet()
-    start = torch.full((3,), mean, dtype=torch.float64)
+    state = start(data, kernel, mean=torch.full((3,), mean, dtype=torch.float64))
     settings = Settings(likelihood, "exact", learn_kernel=False, learn_mean=False, jitter=1e-10)
-    t = trainer(data, kernel, settings, mean=start)
-    stats = t._full_pass(moments(t.state.q), False)
-    t.state.q = svi.update(t.state.q, stats, 1.0, 1.0)
-    again = t._full_pass(moments(t.state.q), False)
+    sweep = sweep_of(state, data, settings)
+    stats = sweep(moments(state.q), False)
+    state.q = svi.update(state.q, stats, 1.0, 1.0)
+    again = sweep(moments(state.q), False)
     torch.testing.assert_close(again.h, stats.h, rtol=1e-9, atol=1e-9)
-    model = coupled(t.state, likelihood, "exact", 1e-10)
+    model = coupled(state, likelihood, "exact", 1e-10)
     m, v = model.latent(data.X)
     Y, S2 = likelihood._targets(data.y, 3)
     evidence = 0.0

@@ -18,11 +18,11 @@ import brute
 from conjugp import likelihoods
 from conjugp._gp.posterior import kl, moments
 from conjugp._inference import svi
-from conjugp._inference.training import Settings
+from conjugp._inference.settings import Settings
 from conjugp.kernels import RBF
 from conjugp.likelihoods import LIKELIHOODS, Likelihood, LogisticSoftmax, get_likelihood
 from conjugp.likelihoods._base import MC
-from problems import blobs, trainer
+from problems import blobs, start, sweep_of
 
 
 @dataclass(frozen=True)
@@ -275,13 +275,14 @@ def test_integral_finite_everywhere(likelihood, data):
 @pytest.mark.parametrize("variance", [1.0, 100.0])
 def test_whole_steps_of_conjugate_bounds_never_lower_the_elbo(likelihood, bound, variance):
     data = blobs(45, 3, gap=1.0)
-    t = trainer(data, RBF(1.0, variance), Settings(likelihood, bound, False, False))
+    state = start(data, RBF(1.0, variance))
+    sweep = sweep_of(state, data, Settings(likelihood, bound, False, False))
     elbos = []
     for _ in range(25):
-        q = moments(t.state.q)
-        stats = t._full_pass(q, False)
+        q = moments(state.q)
+        stats = sweep(q, False)
         elbos.append(float(stats.bound) - float(kl(q)))
-        t.state.q = svi.update(t.state.q, stats, 1.0, 1.0)
+        state.q = svi.update(state.q, stats, 1.0, 1.0)
     assert min(np.diff(elbos)) > -1e-8 * abs(elbos[-1])
 
 

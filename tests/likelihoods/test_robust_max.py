@@ -14,12 +14,13 @@ from conjugp import GPClassifier
 from conjugp._gp.posterior import Posterior, kl, moments
 from conjugp._gp.state import initial_state
 from conjugp._inference import svi
-from conjugp._inference.training import Settings, Trainer
+from conjugp._inference.settings import Settings
+from conjugp._inference.train import train
 from conjugp.kernels import RBF
 from conjugp.likelihoods import RobustMax, Site
 from conjugp.likelihoods._orthant import largest, log_largest
 from faces import toy
-from problems import blobs, generator, random_labels
+from problems import blobs, generator, random_labels, sweep_of
 
 ROBUST = RobustMax()
 
@@ -111,10 +112,10 @@ def fit(data, variance: float, batch: int | None, start: float, epochs: int = 25
     settings = Settings(
         ROBUST, "exact", learn_kernel=False, learn_mean=False, batch_size=batch, max_epochs=epochs
     )
-    result = Trainer(state, data, settings, generator()).fit()
+    result = train(state, data, settings, generator())
     q = moments(result.state.q)
-    t = Trainer(result.state, data, settings, generator())
-    return [*result.history, float(t._full_pass(q, False).bound) - float(kl(q))]
+    stats = sweep_of(result.state, data, settings)(q, False)
+    return [*result.history, float(stats.bound) - float(kl(q))]
 
 
 @pytest.mark.parametrize("batch", [None, 20])

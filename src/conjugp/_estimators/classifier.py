@@ -45,7 +45,7 @@ from conjugp._gp.covariance import NONE
 from conjugp._gp.model import Model
 from conjugp._gp.prediction import apply_temperature, predict_proba
 from conjugp._gp.temperature import Calibration, fit_calibration
-from conjugp._inference.training import Progress
+from conjugp._inference.settings import Progress
 from conjugp._inputs.scales import Scaling, can_wait, fit_scaling
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._numerics.threads import for_rows

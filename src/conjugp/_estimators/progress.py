@@ -7,7 +7,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from conjugp._inference.training import Progress
+from conjugp._inference.settings import Progress
 
 _TITLES = {
     "reading": "reading rows",

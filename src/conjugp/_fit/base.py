@@ -19,7 +19,7 @@ from conjugp._gp.covariance import NONE
 from conjugp._gp.model import Model
 from conjugp._gp.state import State, initial_state
 from conjugp._gp.temperature import VARIANCE_SCALES, Calibration, fit_calibration
-from conjugp._inference.training import Progress, Settings
+from conjugp._inference.settings import Progress, Settings
 from conjugp._inputs.scales import Scaling
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._persistence.codec import in_checkpoints

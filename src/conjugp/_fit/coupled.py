@@ -27,8 +27,8 @@ from conjugp._gp.posterior import Posterior, marginals, moments, prior
 from conjugp._gp.state import State
 from conjugp._gp.temperature import Calibration, fit_calibration
 from conjugp._inference import svi
+from conjugp._inference.settings import Result, Settings
 from conjugp._inference.train import Interrupted, train
-from conjugp._inference.training import Result, Settings
 from conjugp._rows.dataset import Data, Dataset
 from conjugp._rows.deferred import Deferred
 from conjugp.kernels import RBF, Kernel

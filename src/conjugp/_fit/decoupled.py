@@ -21,7 +21,7 @@ from conjugp._gp.posterior import prior
 from conjugp._gp.state import State
 from conjugp._gp.temperature import Calibration, fit_calibration
 from conjugp._inference.mean import Interrupted
-from conjugp._inference.training import Progress
+from conjugp._inference.settings import Progress
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._rows.dataset import Data, Dataset
 from conjugp._rows.deferred import Deferred

@@ -15,8 +15,8 @@ from conjugp._fit.plan import start_mean
 from conjugp._fit.search import Candidate, held_out_loss, rescaled, search
 from conjugp._fit.starts import lengthscales, median_distance
 from conjugp._fit.weights import MeanSettings
+from conjugp._inference.settings import Progress
 from conjugp._inference.train import train
-from conjugp._inference.training import Progress
 from conjugp._rows.dataset import Data, Dataset
 from conjugp.kernels import RBF, Kernel, Matern52, Normalised
 

@@ -17,8 +17,8 @@ from conjugp._gp.model import coupled
 from conjugp._gp.posterior import Posterior, prior
 from conjugp._gp.state import State, initial_state
 from conjugp._gp.temperature import Calibration
+from conjugp._inference.settings import Progress, Settings
 from conjugp._inference.train import absorb
-from conjugp._inference.training import Progress, Settings
 from conjugp._rows.dataset import Data
 from conjugp.kernels import RBF, Kernel
 from conjugp.likelihoods._base import Likelihood

@@ -11,6 +11,8 @@ from torch import Tensor
 from conjugp._numerics.linalg import cholesky
 from conjugp.kernels import Kernel
 
+LEAST_RESIDUAL = 1e-6  # of the prior variance
+
 
 class Basis(NamedTuple):
     """Inducing points and the inverse Cholesky factor of their kernel matrix.
@@ -52,9 +54,12 @@ def features(b: Basis, X: Tensor) -> Features:
     K = torch.stack([k(b.Z, X) for k in b.kernels])
     A = b.L_inv @ K
     prior = torch.stack([k.diag(X) for k in b.kernels])
-    # Rounding can push the residual below zero, and v must stay positive.
-    floor = 1e-6 * prior.detach()
-    return Features(A, b.kept * torch.maximum(prior - A.square().sum(1), floor))
+    return Features(A, b.kept * unexplained(prior, A.square().sum(1)))
+
+
+def unexplained(prior: Tensor, explained: Tensor) -> Tensor:
+    """What is left of the prior variance; v must stay positive, whatever rounding does."""
+    return torch.maximum(prior - explained, LEAST_RESIDUAL * prior.detach())
 
 
 @torch.no_grad()

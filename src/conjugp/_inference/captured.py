@@ -35,7 +35,7 @@ class CapturedStep:
 
     def __init__(self, whole: Step) -> None:
         self.whole = whole
-        # The step sizes over the correction of the first moment, and that of the second.
+        # The lengths of the steps of w and of the prior mean, and what the root is added to.
         self._numbers = whole.here.w.new_zeros(3)
         self._graphs: dict[int, tuple[_Batch, torch.cuda.CUDAGraph | None]] = {}
 
@@ -47,6 +47,10 @@ class CapturedStep:
         """Go back there."""
         self.whole.restore(state)
         self._graphs.clear()
+
+    def gap(self) -> float:
+        """None: it looks at all classes."""
+        return self.whole.gap()
 
     def __call__(self, rows: slice, rate: float, left: float) -> Tensor:
         """Move w and the prior mean; the batch's share of the bound before."""
@@ -61,9 +65,9 @@ class CapturedStep:
         for place, x in zip(batch, (K, y, weight), strict=False):
             place.copy_(x)
         adam.count += 1
-        rate /= 1 - adam.beta1**adam.count
-        numbers = (rate, MEAN_RATE * rate, 1 / (1 - adam.beta2**adam.count))
-        self._numbers.copy_(torch.tensor(numbers, dtype=self._numbers.dtype), non_blocking=True)
+        length, least = adam.corrected(rate)
+        numbers = torch.tensor((length, MEAN_RATE * length, least), dtype=self._numbers.dtype)
+        self._numbers.copy_(numbers, non_blocking=True)
         if graph is None:
             self._take(batch)
         else:
@@ -76,15 +80,15 @@ class CapturedStep:
             return None
         adam = self.whole.adam
         changed = [*adam.tensors, *adam.first, *adam.second]
-        kept = [x.clone() for x in changed]
+        before = [x.clone() for x in changed]
         graph = recorded(lambda: self._take(batch), batch.K.device)
-        for x, before in zip(changed, kept, strict=True):
-            x.copy_(before)
+        for x, old in zip(changed, before, strict=True):
+            x.copy_(old)
         return graph
 
     @torch.no_grad()
     def _take(self, batch: _Batch) -> None:
-        step, adam = self.whole, self.whole.adam
+        step = self.whole
         (w, mean), weight = step.here[:2], batch.weight
         m = torch.addmm(mean, batch.K, step.unwhitened(w).T)
         value, dm = step.likelihood.slope(batch.y, m)
@@ -92,12 +96,5 @@ class CapturedStep:
         dm.mul_(weight.unsqueeze(1))
         dw = step.whitened(dm.T @ batch.K).mul_(-step.scale).add_(w, alpha=step.shrink)
         d_mean = dm.sum(0).mul_(-step.scale) if step.learn_mean else None
-        *rates, correction = self._numbers.unbind()
-        moving = zip(adam.tensors, (dw, d_mean), adam.first, adam.second, rates, strict=True)
-        for x, g, first, second, rate in moving:
-            if g is None:
-                continue
-            first.lerp_(g, 1 - adam.beta1)
-            second.mul_(adam.beta2).addcmul_(g, g, value=1 - adam.beta2)
-            root = (second * correction).sqrt_().add_(1e-8)
-            x.sub_((first * rate).div_(root))
+        of_w, of_mean, least = self._numbers.unbind()
+        step.adam.move([dw, d_mean], [(of_w, least), (of_mean, least)])

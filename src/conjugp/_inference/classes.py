@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from conjugp._gp.features import Features
-from conjugp._gp.posterior import Moments, Posterior, marginals, pullback
+from conjugp._gp.posterior import Moments, marginals, pullback
 from conjugp._inference.svi import Gradients, Statistics, add, clamp, statistics
 from conjugp.kernels import Kernel
 from conjugp.likelihoods._base import Site
@@ -71,12 +71,12 @@ def near_classes(kernel: Kernel, X: Tensor, y: Tensor, n_classes: int) -> Tensor
     """For every class the others whose mean rows are most like its own to the kernel, (C, R)."""
     count = torch.bincount(y, minlength=n_classes).clamp(min=1).to(X)
     centre = X.new_zeros(n_classes, X.shape[1]).index_add_(0, y, X) / count.unsqueeze(1)
-    found = []
+    nearest = []
     for i in range(0, n_classes, _CHUNK):
         K = kernel(centre[i : i + _CHUNK], centre)
         torch.diagonal(K, offset=i).fill_(-torch.inf)
-        found.append(K.topk(min(_NEAR, n_classes - 1)).indices)
-    return torch.cat(found)
+        nearest.append(K.topk(min(_NEAR, n_classes - 1)).indices)
+    return torch.cat(nearest)
 
 
 class Multipliers:
@@ -125,7 +125,7 @@ def balance(classes: ClassBatch, rows: RowsByClass, n_own: int) -> Balance:
     return Balance(batch, own, (here < B) | (count == N))
 
 
-class Rows(NamedTuple):
+class ClassRows(NamedTuple):
     """Rows of a step: n of them for all K classes, or n for each class."""
 
     features: Features  # (1, M, n) or (K, M, n)
@@ -133,7 +133,7 @@ class Rows(NamedTuple):
     total: Tensor  # τ, what they keep: (n,) or (n, K)
 
 
-class Step(NamedTuple):
+class ClassPass(NamedTuple):
     """What a step learns."""
 
     statistics: Statistics  # of its classes, for all rows; the bound is the batch's alone
@@ -148,12 +148,12 @@ def evaluate(
     classes: ClassBatch,
     n_classes: int,
     mean: Tensor,
-    batch: Rows,
+    batch: ClassRows,
     weight: Tensor,
-    own: Rows,
+    own: ClassRows,
     gain: float,
     gradients: bool,
-) -> Step:
+) -> ClassPass:
     """One pass over a batch and rows of the classes themselves; q and mean are theirs (C2, C4)."""
     m, v, W = marginals(q, batch.features)
     m = m + mean
@@ -165,9 +165,9 @@ def evaluate(
     s = add([s, _own_statistics(q, likelihood, bound, n_classes, mean, own)])
     s = s._replace(bound=(part.value.to(m.dtype) * weight).sum())
     if not gradients:
-        return Step(s, None, part)
+        return ClassPass(s, None, part)
     dm, dv = (x.to(m.dtype) * weight.unsqueeze(1) for x in (part.dm, part.dv))
-    return Step(s, Gradients(pullback(q, batch.features, W, dm, dv), dm.sum(0)), part)
+    return ClassPass(s, Gradients(pullback(q, batch.features, W, dm, dv), dm.sum(0)), part)
 
 
 def _own_statistics(
@@ -176,7 +176,7 @@ def _own_statistics(
     bound: str,
     n_classes: int,
     mean: Tensor,
-    own: Rows,
+    own: ClassRows,
 ) -> Statistics:
     """The statistics of rows that meet one class, their label."""
     m, v, _ = marginals(q, own.features)
@@ -187,7 +187,7 @@ def _own_statistics(
     return _statistics(own, part.dm.view(m.shape), part.dv.view(m.shape), m, mean)
 
 
-def _statistics(rows: Rows, dm: Tensor, dv: Tensor, m: Tensor, mean: Tensor) -> Statistics:
+def _statistics(rows: ClassRows, dm: Tensor, dv: Tensor, m: Tensor, mean: Tensor) -> Statistics:
     """Sums of sites (S1) in which every row and class has a weight of its own."""
     precision = -2.0 * dv
     potential, precision = (x.to(m.dtype) for x in (dm + precision * m.double(), precision))
@@ -195,10 +195,3 @@ def _statistics(rows: Rows, dm: Tensor, dv: Tensor, m: Tensor, mean: Tensor) -> 
     share = rows.share.to(m.dtype)
     site = site._replace(potential=site.potential * share, precision=site.precision * share)
     return statistics(rows.features, site, mean, m.new_ones(len(m)))
-
-
-def update(q: Posterior, s: Statistics, rho: Tensor) -> None:
-    """Natural-gradient step of a size for each class, (K,), on q itself (Q4)."""
-    q.h.lerp_(s.h, rho.unsqueeze(1))
-    q.P.lerp_(s.P, rho[:, None, None])
-    torch.diagonal(q.P, dim1=-2, dim2=-1).add_(rho.unsqueeze(1))

@@ -189,22 +189,23 @@ def evaluate(
     m, v, W = marginals(q, f._replace(residual=torch.zeros_like(f.residual)))
     whole = Cavity(pairs(m.double(), y), pairs(v.double(), y))
     w, share = weight.double(), weight.double().clamp(max=1.0)
-    kept = no_sites(len(y), m.shape[1], m.device) if sites is None else sites
-    cavity = without(whole, kept, share)
+    present = no_sites(len(y), m.shape[1], m.device) if sites is None else sites
+    cavity = without(whole, present, share)
     residual = (f.residual.T.double() + noise).expand_as(m)
-    found = match(cavity, pairs(mean.double().expand_as(m), y), pairs(residual, y))
-    rows = (found.log_z - log_scale(cavity, kept)).scatter(1, y.unsqueeze(1), 0.0).sum(1)
-    log_z, gap = rows @ w, fold(change(whole, kept, found.sites), y).sum(1) @ w
+    matched = match(cavity, pairs(mean.double().expand_as(m), y), pairs(residual, y))
+    rows = (matched.log_z - log_scale(cavity, present)).scatter(1, y.unsqueeze(1), 0.0).sum(1)
+    log_z, gap = rows @ w, fold(change(whole, present, matched.sites), y).sum(1) @ w
     if not gradients:
-        return Evaluation(found.sites, log_z, gap, None)
-    d_s = found.d_s.expand_as(found.d_a)
+        return Evaluation(matched.sites, log_z, gap, None)
+    d_s = matched.d_s.expand_as(matched.d_a)
     # A cavity is q with a rank-one change along A: its mean moves with A through P⁻¹A as well.
-    r, t = (share.unsqueeze(1) * x for x in kept)
-    along = 0.5 * (t * cavity.a - r) * found.d_a + d_s * (1 + t * cavity.h)
-    dm, dv, dk = (weight.unsqueeze(1) * fold(x, y).to(m) for x in (found.d_a, along, d_s))
+    r, t = (share.unsqueeze(1) * x for x in present)
+    along = 0.5 * (t * cavity.a - r) * matched.d_a + d_s * (1 + t * cavity.h)
+    dm, dv, dk = (weight.unsqueeze(1) * fold(x, y).to(m) for x in (matched.d_a, along, d_s))
     g = pullback(q, f, W, dm, dv)
     d_residual = dk.T if len(f.A) > 1 else dk.sum(1).unsqueeze(0)
-    return Evaluation(found.sites, log_z, gap, svi.Gradients(Features(g.A, d_residual), dm.sum(0)))
+    slopes = svi.Gradients(Features(g.A, d_residual), dm.sum(0))
+    return Evaluation(matched.sites, log_z, gap, slopes)
 
 
 def join(parts: list[Evaluation]) -> Evaluation:

@@ -122,8 +122,7 @@ def fit_mean(
                 on_epoch(epoch, values[-1])
     except KeyboardInterrupt:
         raise Interrupted(here) from None
-    here = here._replace(values=tuple(values))
-    return here._replace(class_gap=take.gap()) if isinstance(take, ClassStep) else here
+    return here._replace(values=tuple(values), class_gap=take.gap())
 
 
 class Slopes(NamedTuple):
@@ -166,6 +165,10 @@ class Step:
         w, mean, self.adam.first, self.adam.second, self.adam.count = state
         self.here.w.copy_(w)
         self.here.mean.copy_(mean)
+
+    def gap(self) -> float:
+        """What looking at some of the classes costs: it looks at all."""
+        return 0.0
 
     def __call__(self, rows: slice, rate: float, left: float) -> Tensor:
         """Move w and the prior mean; the batch's share of the bound before."""
@@ -233,8 +236,8 @@ class ClassStep:
         w, mean, moments, self.multipliers.total = state
         self.whole.here.w.copy_(w)
         self.whole.here.mean.copy_(mean)
-        for adam, kept in zip((self.adam_w, self.adam_mean), moments, strict=True):
-            adam.first, adam.second, adam.last, adam.count = kept
+        for adam, its in zip((self.adam_w, self.adam_mean), moments, strict=True):
+            adam.first, adam.second, adam.last, adam.count = its
 
     def gap(self) -> float:
         """How far the bound of a row lies below what all classes give, on average (C3)."""
@@ -248,8 +251,8 @@ class ClassStep:
         else:
             bound = whole.bound
             total = self.likelihood.total(m, data.variance[:n].expand_as(m), bound)
-        kept = self.multipliers.total[:n]
-        return float(self.likelihood.shortfall(kept, total, bound, len(mean)).mean())
+        remembered = self.multipliers.total[:n]
+        return float(self.likelihood.shortfall(remembered, total, bound, len(mean)).mean())
 
     def __call__(self, rows: slice, rate: float, left: float) -> Tensor:
         """Move the sampled rows of w and entries of the prior mean; an estimate of the bound.

@@ -1,4 +1,4 @@
-"""Many fused steps in a row on a GPU, which is told all of them at once and asked at the end.
+"""Many closed-form steps in a row on a GPU, which is told all of them at once and asked at the end.
 
 A whole step is captured as a graph, one for each size of batch, and replayed. What differs
 from step to step stands in tables on the device. A step whose matrices could not be factorised,
@@ -8,7 +8,7 @@ that is read with the ELBOs, once a round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -16,9 +16,13 @@ import torch
 from torch import Tensor
 
 from conjugp._gp.posterior import Posterior
-from conjugp._inference.adam import Adam
-from conjugp._inference.fused import FusedStep, Leaves
+from conjugp._inference.adam import Adam, direction, remember
+from conjugp._inference.batches import Batch, Batches
+from conjugp._inference.fused import ClosedForm, ClosedFormStep
 from conjugp._inference.graphs import recorded
+from conjugp._inference.moving import Leaves, Moving
+from conjugp._inference.steps import MinibatchStep, Sizes
+from conjugp._rows.dataset import Data
 
 
 class Planned(NamedTuple):
@@ -31,29 +35,64 @@ class Planned(NamedTuple):
     rate: float
 
 
+class RoundsOfSteps(MinibatchStep):
+    """Closed-form steps a round at a time; one by one till q has settled and after a bad round."""
+
+    def __init__(self, one: ClosedFormStep, rows: Data, limit: int) -> None:
+        """`limit`: steps of the longest round."""
+        self.one, self.rows, self.limit = one, rows, limit
+        self._rounds: Rounds | None = None
+        self._alone = 0  # steps yet to be taken one by one
+
+    def __call__(self, batches: Batches, plan: Iterator[Sizes]) -> list[float]:
+        """All that is planned, if all goes well."""
+        moving = self.one.moving
+        if self._alone == 0 and (moving.settled or not moving.learning):
+            sizes = list(plan)
+            elbos = self.round(batches, sizes)
+            if elbos is not None:
+                return elbos
+            self._alone, plan = len(sizes), iter(sizes)
+        elbo = self.take(batches.take(), next(plan))
+        self._alone = max(0, self._alone - 1)
+        return [elbo]
+
+    def take(self, batch: Batch, sizes: Sizes) -> float:
+        """One step."""
+        return self.one.take(batch, sizes)
+
+    def round(self, batches: Batches, sizes: Sequence[Sizes]) -> list[float] | None:
+        """Steps that the device is told of at once; None, and nothing done, if one failed."""
+        moving = self.one.moving
+        if self._rounds is None or self._rounds.gradients != moving.learning:
+            self._rounds = Rounds(self.one.form, moving, self.rows, self.limit)
+        before, generator = batches.state(), batches.generator.get_state()
+        plan = []
+        for s in sizes:
+            rows = batches.next()
+            assert isinstance(rows, slice)
+            size = rows.stop - rows.start
+            plan.append(Planned(rows.start, size, batches.n / size, s.rho, s.rate))
+        elbos = self._rounds.run(plan, moving.values, moving.state.q, moving.adam)
+        if elbos is None:
+            batches.restore(before)
+            batches.generator.set_state(generator)
+            return None
+        moving.state.step += len(plan)
+        return elbos
+
+
 class Rounds:
     """Rounds of steps on copies of the state, which come back when all has gone well."""
 
-    def __init__(
-        self,
-        step: FusedStep,
-        leaves: Leaves,
-        q: Posterior,
-        rows: tuple[Tensor, Tensor, Tensor],
-        limit: int,
-        gradients: bool,
-        prior_slopes: Callable[[Leaves, Sequence[Tensor | None]], Sequence[Tensor | None]],
-        factors: tuple[float, ...],
-    ) -> None:
-        """`rows`: X, y and weights; `limit`: the longest round; `factors`: of Adam's rate, by leaf.
-
-        `prior_slopes`: what a prior on the leaves adds to their gradients.
-        """
-        self.step, self.rows, self.gradients = step, rows, gradients
-        self.prior_slopes = prior_slopes
+    def __init__(self, form: ClosedForm, moving: Moving, rows: Data, limit: int) -> None:
+        """`limit`: the longest round."""
+        self.form, self.rows, self.gradients = form, rows[:3], moving.learning
+        self._prior_slopes = moving.prior_slopes
+        leaves, q = moving.values, moving.state.q
         self.q = Posterior(q.h.clone(), q.P.clone())
         # What is learned stands in one piece: Adam is then a handful of launches, not one for each.
-        self._moving = [i for i, moves in enumerate(step.learned) if moves and gradients]
+        self._moving = [i for i, moves in enumerate(form.learned) if moves and self.gradients]
         sizes = [leaves[i].numel() for i in self._moving]
         self._x, self._first, self._second = leaves.Z.new_zeros(3, sum(sizes)).unbind()
         own = iter(self._x.split(sizes))
@@ -62,7 +101,7 @@ class Rounds:
         self._sizes = sizes
         self._factor = torch.empty_like(self._x)
         for part, i in zip(self._factor.split(sizes), self._moving, strict=True):
-            part.fill_(factors[i])
+            part.fill_(moving.factors[i])
         device = leaves.Z.device
         self._numbers = torch.zeros(limit, 4, dtype=torch.float64, device=device)
         self._starts = torch.zeros(limit, dtype=torch.int64, device=device)
@@ -107,10 +146,9 @@ class Rounds:
 
     def _begin(self, plan: list[Planned], adam: Adam) -> None:
         """Write the tables."""
-        numbers = []
-        for i, p in enumerate(plan, adam.count + 1):
-            rate, correction = p.rate / (1 - adam.beta1**i), (1 - adam.beta2**i) ** 0.5
-            numbers.append((p.scale, p.rho, rate, correction))
+        numbers = [
+            (p.scale, p.rho, *adam.corrected(p.rate, ahead)) for ahead, p in enumerate(plan, 1)
+        ]
         self._numbers[: len(plan)].copy_(torch.tensor(numbers, dtype=torch.float64))
         self._starts[: len(plan)].copy_(torch.tensor([p.start for p in plan]))
         self._at.zero_()
@@ -125,32 +163,29 @@ class Rounds:
     def _take(self, size: int, beta1: float, beta2: float) -> None:
         """One step on the rows and with the numbers that the tables have for it."""
         numbers = self._numbers.index_select(0, self._at)[0]
-        scale, rho, rate, correction = numbers.to(self.leaves.Z.dtype).unbind()
+        scale, rho, length, least = numbers.to(self.leaves.Z.dtype).unbind()
         index = self._starts.index_select(0, self._at) + torch.arange(size, device=scale.device)
         X, y, weight = (x.index_select(0, index) for x in self.rows)
-        far = self.step.far(self.leaves)
-        found = self.step.evaluate(self.leaves, self.q, X, y, weight * scale, self.gradients)
-        elbo = (found.bound - found.kl).double()
-        self._good.logical_and_(elbo.isfinite() & (found.failed == 0) & ~far)
+        far = self.form.far(self.leaves)
+        sums = self.form.evaluate(self.leaves, self.q, X, y, weight * scale, self.gradients)
+        elbo = (sums.bound - sums.kl).double()
+        self._good.logical_and_(elbo.isfinite() & (sums.failed == 0) & ~far)
         self._elbos.index_copy_(0, self._at, elbo.view(1))
         self._at.add_(1)
-
-        def put(x: Tensor, new: Tensor) -> None:
-            torch.where(self._good, new, x, out=x)
-
-        h, P = self.q
-        put(h, torch.lerp(h, found.h, rho))
-        new = torch.lerp(P, found.P.transpose(0, 1), rho)
-        torch.diagonal(new, dim1=1, dim2=2).add_(rho)
-        put(P, new)
+        new = Posterior(self.q.h.clone(), self.q.P.clone())
+        self.form.update(new, sums, rho)
+        self._put(self.q, new)
         if not self._moving:
             return
-        slopes = self.prior_slopes(self.leaves, found.gradients)
-        pairs = zip(found.gradients, slopes, strict=True)
+        slopes = self._prior_slopes(self.leaves, sums.gradients)
+        pairs = zip(sums.gradients, slopes, strict=True)
         g = torch.cat([(x if p is None else x + p).view(-1) for x, p in pairs if x is not None])
-        first = torch.lerp(self._first, g, 1 - beta1)
-        second = torch.addcmul(beta2 * self._second, g, g, value=1 - beta2)
-        length = second.sqrt().div_(correction).add_(1e-8)
-        put(self._x, torch.addcdiv(self._x, -rate * self._factor * first, length))
-        put(self._first, first)
-        put(self._second, second)
+        first, second = self._first.clone(), self._second.clone()
+        remember(first, second, g, beta1, beta2)
+        x = self._x - direction(first, second, length * self._factor, least)
+        self._put((self._x, self._first, self._second), (x, first, second))
+
+    def _put(self, places: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+        """Write what a good step has found."""
+        for x, y in zip(places, new, strict=True):
+            torch.where(self._good, y, x, out=x)

@@ -93,6 +93,14 @@ def update(q: Posterior, s: Statistics, scale: float, rho: float) -> Posterior:
     return Posterior(h, P)
 
 
+def update_in_place(q: Posterior, h: Tensor, P: Tensor, rho: float | Tensor) -> None:
+    """The same step on q itself, by sums that carry their scale; rho for all or each, (C,) (Q4)."""
+    of_P, rho = (rho.view(-1, 1, 1), rho.view(-1, 1)) if isinstance(rho, Tensor) else (rho, rho)
+    q.h.lerp_(h, rho)
+    q.P.lerp_(P, of_P)
+    torch.diagonal(q.P, dim1=-2, dim2=-1).add_(rho)
+
+
 def evaluate(
     q: Moments,
     likelihood: Likelihood,

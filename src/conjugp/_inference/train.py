@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from conjugp._gp.state import State
-from conjugp._inference.ep_training import EPTrainer
-from conjugp._inference.training import Progress, Result, Settings, Trainer
+from conjugp._inference import absorb as one_more
+from conjugp._inference import ep_steps, full_batch, minibatch
+from conjugp._inference.batches import Batches
+from conjugp._inference.class_step import SampledClassesStep, sampled_beside_labels
+from conjugp._inference.fused import ClosedFormStep, applies
+from conjugp._inference.loop import Loop
+from conjugp._inference.moving import Moving
+from conjugp._inference.rounds import RoundsOfSteps
+from conjugp._inference.settings import Progress, Result, Settings
+from conjugp._inference.steps import LocalSteps, MinibatchStep, ReadableStep
 from conjugp._persistence.journal import Journal
 from conjugp._rows.dataset import Data, Dataset
 
@@ -38,11 +47,20 @@ def train(
     Raises FloatingPointError or NotPositiveDefiniteError where numbers leave their range, and
     `Interrupted` on Ctrl-C.
     """
-    trainer = _kind(settings)(state, data, settings, generator, on_progress, stage)
+    n_others = sampled_beside_labels(state, settings, data.n_classes)
+    moving = _moving(state, data, settings)
+    loop = Loop(moving, data, generator, stage, on_progress, journal or Journal())
+    size = settings.batch_size
     try:
-        return trainer.fit(journal)
+        if size is None or size >= data.n:
+            return (ep_steps if settings.inference == "ep" else full_batch).fit(loop)
+        # In fixed batches some rows of a class would always count for more than others (C4).
+        batches = Batches(data, size, generator, shuffled=n_others is not None)
+        return minibatch.fit(loop, _step(loop, batches, n_others), batches)
     except KeyboardInterrupt:
-        raise Interrupted(trainer.state) from None
+        raise Interrupted(moving.state) from None
+    finally:
+        moving.rest()
 
 
 def absorb(
@@ -56,10 +74,33 @@ def absorb(
     on_progress: Callable[[Progress], None] | None = None,
 ) -> tuple[State, float]:
     """Add the sites of one more batch to q, and its ELBO: the data are this share of all rows."""
-    trainer = _kind(settings)(state, data, settings, generator, on_progress, "stream")
-    elbo = trainer.absorb(share, n_steps)
-    return trainer.state, elbo
+    moving = _moving(state, data, settings)
+    loop = Loop(moving, data, generator, "stream", on_progress)
+    try:
+        return one_more.fit(loop, data, share, n_steps)
+    finally:
+        moving.rest()
 
 
-def _kind(settings: Settings) -> type[Trainer]:
-    return EPTrainer if settings.inference == "ep" else Trainer
+def _moving(state: State, data: Dataset, settings: Settings) -> Moving:
+    if settings.inference == "ep":
+        ep_steps.noise_of(settings.likelihood)  # or this is no likelihood for it
+        settings = replace(settings, kept=1.0)  # a site knows of no other variance
+    return Moving(state, data.total, settings)
+
+
+def _step(loop: Loop, batches: Batches, n_others: int | None) -> MinibatchStep:
+    """How steps of this fit are taken: the fastest way there is for it."""
+    moving, data, s = loop.moving, loop.data, loop.moving.settings
+    if s.inference == "ep":
+        return ep_steps.AveragedStep(moving, data.mass)
+    if n_others is not None:
+        return SampledClassesStep(moving, data, n_others, loop.generator)
+    if data.group.size > 1:
+        return (LocalSteps if s.local_steps > 1 else ReadableStep)(moving, data.group)
+    if len(moving.state.theta) > 1 or not applies(moving.state.template, s.likelihood, s.bound):
+        return ReadableStep(moving, data.group)
+    step = ClosedFormStep(moving, batches.largest)
+    if isinstance(data, Data) and data.X.is_cuda:
+        return RoundsOfSteps(step, data, minibatch.ROUND)
+    return step

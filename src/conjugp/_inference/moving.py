@@ -1,0 +1,180 @@
+"""The state of a fit and what moves its hyperparameters: one Adam, one way back after a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from conjugp._gp.features import Basis, Features, basis, features
+from conjugp._gp.posterior import Posterior
+from conjugp._gp.state import State
+from conjugp._inference.adam import Adam
+from conjugp._inference.settings import Settings
+from conjugp._inference.svi import Gradients
+
+_MAX_FAILURES = 8
+
+
+class Leaves(NamedTuple):
+    """The hyperparameters of a fit."""
+
+    theta: Tensor  # (K, T), log kernel parameters
+    Z: Tensor  # (M, D)
+    mean: Tensor  # (C,)
+
+
+class Learned(NamedTuple):
+    """Which of them move."""
+
+    theta: bool
+    Z: bool
+    mean: bool
+
+
+class Moving:
+    """A state, of which loops and steps move q, and its hyperparameters, which move here.
+
+    Hyperparameters are changed in place, q is replaced, where `q_in_place` does not say otherwise.
+    """
+
+    def __init__(self, state: State, total: float, settings: Settings) -> None:
+        """`total`: the weight of all rows."""
+        self.state, self.total, self.settings = state, total, settings
+        self.learned = Learned(settings.learn_kernel, settings.learn_inducing, settings.learn_mean)
+        self.learning = any(self.learned)
+        self.rate = settings.learning_rate
+        self.factors = (settings.kernel_rate, settings.inducing_rate, 1.0)  # of the rate, by leaf
+        self.q_in_place = False
+        self._failures = 0
+        self._start = Leaves(*(x.detach().clone() for x in (state.theta, state.Z, state.mean)))
+        self._begin()
+
+    def _begin(self) -> None:
+        """An Adam that remembers nothing, for the state at hand."""
+        s = self.state
+        self.leaves = Leaves(s.theta, s.Z, s.mean)
+        for leaf, moves in zip(self.leaves, self.learned, strict=True):
+            leaf.requires_grad_(moves)
+        # Short second-moment memory: a fit takes hundreds of steps, not tens of thousands.
+        self.adam = Adam(list(self.values), self.settings.momentum, beta2=0.99)
+
+    @property
+    def values(self) -> Leaves:
+        """The hyperparameters without their gradients."""
+        return Leaves(*(leaf.detach() for leaf in self.leaves))
+
+    @property
+    def settled(self) -> bool:
+        """Whether hyperparameters are learned and q is far enough for it."""
+        return self.learning and self.state.step >= self.settings.settled
+
+    # --- gradients --------------------------------------------------------------------------------
+
+    def features(self, X: Tensor, gradients: bool) -> tuple[Basis, Features]:
+        """Of rows X (B, D), with the graph that leads to the hyperparameters if that is wanted."""
+        s, cfg = self.state, self.settings
+        with torch.set_grad_enabled(gradients and (cfg.learn_kernel or cfg.learn_inducing)):
+            b = basis(s.kernels, s.Z, cfg.jitter, cfg.kept)
+            return b, features(b, X)
+
+    def collect(self, f: Features, grads: Gradients, scale: float) -> None:
+        """Add a batch's share of the gradients to the leaves, through the graph of its features."""
+        # Adam minimises, and per unit of weight the steps do not depend on N.
+        c, mean = -scale / self.total, self.leaves.mean
+        if f.A.requires_grad:
+            # As one number: handing gradients to autograd makes torch import its compiler.
+            g = grads.features
+            with torch.enable_grad():
+                surrogate = c * ((f.A * g.A).sum() + (f.residual * g.residual).sum())
+            surrogate.backward()
+        if mean.requires_grad:
+            g = c * grads.mean
+            mean.grad = g if mean.grad is None else mean.grad + g
+
+    def gradients(self, wanted: bool) -> list[Tensor]:
+        """Those of the leaves that are learned, to be changed in place; zero where none came."""
+        leaves = [leaf for leaf in self.leaves if leaf.requires_grad] if wanted else []
+        for leaf in leaves:
+            if leaf.grad is None:
+                leaf.grad = torch.zeros_like(leaf)
+        return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+    def prior_slopes(
+        self, leaves: Leaves, gradients: Sequence[Tensor | None]
+    ) -> tuple[Tensor | None, ...]:
+        """What the prior on kernel parameters and prior means adds to the gradient of each leaf."""
+        strength = self.settings.kernel_prior / self.total
+        if not strength:
+            return (None, None, None)
+        of_mean, of_theta = strength * (leaves.mean - self._start.mean), None
+        if gradients[0] is not None:
+            moved = leaves.theta - self._start.theta
+            of_theta = strength * self.state.template.prior_slope(moved, gradients[0])
+        return (of_theta, None, of_mean)
+
+    def move(self, rate: float) -> None:
+        """One Adam step on the hyperparameters from the gradients collected so far."""
+        gradients = [leaf.grad for leaf in self.leaves]
+        for g, slope in zip(gradients, self.prior_slopes(self.values, gradients), strict=True):
+            if g is not None and slope is not None:
+                g += slope
+        self.adam.descend(gradients, [rate * factor for factor in self.factors])
+        for leaf in self.leaves:
+            leaf.grad = None
+
+    def rest(self) -> None:
+        """Hyperparameters are plain tensors again."""
+        for leaf in self.leaves:
+            leaf.requires_grad_(False).grad = None
+
+    # --- ways back --------------------------------------------------------------------------------
+
+    def snapshot(self) -> State:
+        """The state as it stands, which later steps do not change."""
+        s = self.state
+        q = Posterior(s.q.h.clone(), s.q.P.clone()) if self.q_in_place else s.q
+        theta, Z, mean = (x.detach().clone() for x in (s.theta, s.Z, s.mean))
+        return replace(s, theta=theta, Z=Z, mean=mean, q=q)
+
+    def own_q(self) -> None:
+        """Before steps that change q in place: the q given belongs to whoever gave it."""
+        q = self.state.q
+        self.state.q = Posterior(q.h.clone(), q.P.clone())
+
+    def is_finite(self) -> bool:
+        """Whether the last step has left numbers."""
+        s = self.state
+        changed = (s.theta, s.Z, s.mean, s.q.h, s.q.P)
+        return all(bool(torch.isfinite(x.detach()).all()) for x in changed)
+
+    def go_back(self, good: State) -> None:
+        """Go back to the last good state and take smaller steps from there."""
+        self._failures += 1
+        if self._failures > _MAX_FAILURES:
+            # Hyperparameters that lead nowhere stay where they are, and q goes on alone.
+            self.learning = False
+        if self._failures > 2 * _MAX_FAILURES:
+            raise FloatingPointError(
+                "the fit kept leaving the range of floating-point numbers; try dtype='float64', "
+                "a smaller learning_rate, or learn_hyperparameters=False"
+            )
+        self.state = good
+        self.state = self.snapshot()
+        self.rate *= 0.5
+        self._begin()
+
+    def checkpoint(self) -> list[Any]:
+        """Where it stands, for a checkpoint."""
+        adam = [self.adam.first, self.adam.second, self.adam.count]
+        return [self.state, adam, self.rate, self._failures]
+
+    def restore(self, checkpoint: list[Any]) -> None:
+        """Go back there."""
+        self.state, adam, self.rate, self._failures = checkpoint
+        self.learning = self.learning and self._failures <= _MAX_FAILURES
+        self._begin()
+        self.adam.first, self.adam.second, self.adam.count = adam

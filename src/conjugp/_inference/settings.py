@@ -1,0 +1,71 @@
+"""What a variational fit is told, what it says on the way, and what it ends with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from conjugp._gp.state import State
+from conjugp._persistence.codec import in_checkpoints
+from conjugp.likelihoods._base import Likelihood
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a variational fit is told; the state is elsewhere."""
+
+    likelihood: Likelihood
+    bound: str
+    learn_kernel: bool = True
+    learn_mean: bool = True
+    learn_inducing: bool = False
+    learning_rate: float = 0.05
+    batch_size: int | None = None
+    # Classes a minibatch step samples beside the labels of its batch; None: it sums over all.
+    # Full-batch sweeps always sum over all.
+    class_batch: int | None = None
+    max_epochs: float = 100
+    max_steps: int | None = None
+    tol: float = 1e-3
+    step_exponent: float = 0.6
+    first_step: int = 1  # the first natural-gradient step has size first_step ** -step_exponent
+    min_step: float = 0.05
+    chunk_size: int = 4096
+    # Strength of a Gaussian prior on log kernel parameters and prior means around their start, in
+    # nats.
+    kernel_prior: float = 0.0
+    jitter: float | None = None
+    # Minibatch steps that ranks take on their own rows between two sums over all.
+    local_steps: int = 1
+    momentum: float = 0.9  # Adam's
+    # What its rate is multiplied by, for kernels and for inducing points.
+    kernel_rate: float = 1.0
+    inducing_rate: float = 1.0
+    settled: int = 5  # steps of q alone, before it says anything about hyperparameters
+    kept: float = 1.0  # the share of the variance given the inducing points that rows keep (Q9)
+    inference: str = "vi"  # or "ep", which has no bound
+    rough: bool = False  # whether five digits of E[log p] do for all of the fit
+
+
+class Progress(NamedTuple):
+    """What a fit reports after every epoch or round."""
+
+    stage: str
+    epoch: float
+    n_epochs: float
+    value: float
+    measure: str = "ELBO"
+
+
+@in_checkpoints
+@dataclass
+class Result:
+    """A fitted state and how it came about."""
+
+    state: State
+    elbo: float
+    epochs: float
+    converged: bool
+    history: list[float] = field(default_factory=list)
+    # What subsampling classes costs at the end, in nats of ELBO per row (C3).
+    class_gap: float = 0.0

@@ -1,0 +1,209 @@
+"""Minibatch steps: what the loop asks of them, the readable one, and that of ranks by themselves.
+
+A step moves q by a natural gradient and, once q has settled a little, the hyperparameters by Adam.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from conjugp._gp.features import Features
+from conjugp._gp.posterior import Moments, Posterior, kl, moments
+from conjugp._inference import svi
+from conjugp._inference.batches import Batch, Batches
+from conjugp._inference.moving import Moving
+from conjugp._numerics.linalg import NotPositiveDefiniteError
+from conjugp._rows.dataset import Data
+from conjugp._rows.group import Group
+
+
+class Sizes(NamedTuple):
+    """How far a step goes."""
+
+    left: float  # 1 until the fit comes to rest, then falling to 0
+    rho: float  # of the natural gradient
+    least: float  # the shortest such step
+    rate: float  # of Adam
+
+
+class MinibatchStep(ABC):
+    """A way to take steps: call, state and restore."""
+
+    def __call__(self, batches: Batches, plan: Iterator[Sizes]) -> list[float]:
+        """Take the next step, or several, no more than planned; the ELBO before each.
+
+        Raises FloatingPointError or NotPositiveDefiniteError where numbers leave their range.
+        """
+        return [self.take(batches.take(), next(plan))]
+
+    @abstractmethod
+    def take(self, batch: Batch, sizes: Sizes) -> float:
+        """One step on these rows; the ELBO before."""
+
+    def state(self) -> list[Any]:
+        """What it keeps beside the state, for a checkpoint."""
+        return []
+
+    def restore(self, state: list[Any]) -> None:
+        """Go back there."""
+        assert not state
+
+    def gap(self) -> float:
+        """What looking at some of the classes costs in the end, in nats per row (C3)."""
+        return 0.0
+
+
+class ReadableStep(MinibatchStep):
+    """By `svi`, as docs/math.md has it; every other step is held against this one."""
+
+    def __init__(self, moving: Moving, group: Group) -> None:
+        self.moving, self.group = moving, group
+
+    def take(self, batch: Batch, sizes: Sizes) -> float:
+        """One natural-gradient step and, once q has settled a little, one Adam step."""
+        moving, s = self.moving, self.moving.state
+        q, gradients = moments(s.q), moving.settled
+
+        def here() -> svi.Statistics:
+            return evaluated(moving, batch.data, q, batch.scale, gradients)
+
+        stats = over_ranks(moving, self.group, here, gradients)
+        elbo = finite(batch.scale * float(stats.bound) - float(kl(q)))
+        s.q = svi.update(s.q, stats, batch.scale, sizes.rho)
+        s.step += 1
+        if gradients:
+            moving.move(sizes.rate)
+        return elbo
+
+
+class LocalSteps(MinibatchStep):
+    """Steps of every rank on the rows it has, as if they stood for all; then the ranks' average."""
+
+    def __init__(self, moving: Moving, group: Group) -> None:
+        self.moving, self.group = moving, group
+        self._begin()
+
+    def _begin(self) -> None:
+        # Of the steps since the last average. Ranks, and steps of a rank, count as their rows do.
+        self._weight, self._elbo, self._failed = 0.0, 0.0, False
+
+    def __call__(self, batches: Batches, plan: Iterator[Sizes]) -> list[float]:
+        """`local_steps` of them, or what is left of the plan; their ELBO is that of all ranks."""
+        n, gradients, sizes = 0, False, None
+        for sizes in islice(plan, self.moving.settings.local_steps):
+            gradients = self.moving.settled
+            self.take(batches.take(), sizes)
+            n += 1
+        assert sizes is not None
+        elbo = self._average(gradients)
+        if gradients:
+            self.moving.move(sizes.rate)
+        return [elbo] * n
+
+    def take(self, batch: Batch, sizes: Sizes) -> float:
+        """One of them; what fails is told at the next average."""
+        moving, s, part = self.moving, self.moving.state, batch.data
+        weight, total, elbo = float(part.weight.sum()), self.moving.total, math.nan
+        if weight and not self._failed:
+            try:
+                q = moments(s.q)
+                stats = evaluated(moving, part, q, total, moving.settled)
+                elbo = total / weight * float(stats.bound) - float(kl(q))
+                self._failed = not math.isfinite(elbo)
+                s.q = svi.update(s.q, stats, total / weight, sizes.rho)
+                self._weight += weight
+                self._elbo += weight * elbo
+            except (NotPositiveDefiniteError, FloatingPointError):
+                self._failed = True
+        s.step += 1
+        return elbo
+
+    def _average(self, gradients: bool) -> float:
+        """Put q, and the gradients, at the average over ranks, each by its weight; the ELBO's."""
+        s, grads = self.moving.state, self.moving.gradients(gradients)
+        sums = s.q.h.new_tensor([self._weight, self._elbo, float(self._failed)])
+        here = svi.Statistics(self._weight * s.q.h, self._weight * s.q.P, sums[0])
+        there = svi.pooled(here, [*grads, sums], self.group)
+        self._begin()
+        weight, elbo, failed = sums.tolist()
+        if failed or not math.isfinite(elbo):
+            raise FloatingPointError(OF_A_RANK)
+        s.q = Posterior(there.h / weight, there.P / weight)
+        for g in grads:
+            g /= weight
+        return elbo / weight
+
+
+OF_A_RANK = "the rows of a rank left the range of floating-point numbers"
+
+
+def evaluated(
+    moving: Moving,
+    part: Data,
+    q: Moments,
+    scale: float,
+    gradients: bool,
+    rough: bool | None = None,
+    batch: bool = True,
+) -> svi.Statistics:
+    """Statistics of some rows; adds their share of the gradients to the leaves.
+
+    `rough`: whether five digits of E[log p] do; the settings say so where it is None. `batch`:
+    whether the step to come is one that nobody takes back (S2).
+    """
+    if not part.n:
+        return nothing(moving.state.q)
+    cfg, mean = moving.settings, moving.state.mean.detach()
+    rough = cfg.rough if rough is None else rough
+    _, f = moving.features(part.X, gradients)
+    args = q, cfg.likelihood, cfg.bound, bare(f), part.y, mean, part.weight, gradients
+    stats, grads = svi.evaluate(*args, rough=rough, batch=batch)
+    if grads is not None:
+        moving.collect(f, grads, scale)
+    return stats
+
+
+def over_ranks(
+    moving: Moving, group: Group, work: Callable[[], svi.Statistics], gradients: bool
+) -> svi.Statistics:
+    """The statistics, and gradients in the leaves, of the rows of all ranks, from those here.
+
+    What fails on one rank fails on all, so that they stay together.
+    """
+    if group.size == 1:
+        return work()
+    q = moving.state.q
+    failed = q.h.new_zeros(1)
+    try:
+        stats = work()
+    except (NotPositiveDefiniteError, FloatingPointError):
+        stats = nothing(q)
+        failed += 1
+    stats = svi.pooled(stats, [*moving.gradients(gradients), failed], group)
+    if failed:
+        raise FloatingPointError(OF_A_RANK)
+    return stats
+
+
+def nothing(q: Posterior) -> svi.Statistics:
+    """The statistics of no rows."""
+    return svi.Statistics(torch.zeros_like(q.h), torch.zeros_like(q.P), q.h.new_zeros(()))
+
+
+def bare(f: Features) -> Features:
+    """Features without their graph."""
+    return Features(f.A.detach(), f.residual.detach())
+
+
+def finite(value: float | Tensor, what: str = "the ELBO") -> float:
+    """The number, if it is one."""
+    if not math.isfinite(value):
+        raise FloatingPointError(f"{what} is not finite")
+    return float(value)
