@@ -43,6 +43,8 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+# SHAP's own, under the newest Matplotlib.
+@pytest.mark.filterwarnings("ignore:The set_:PendingDeprecationWarning")
 @pytest.mark.parametrize("path", WITH_CODE, ids=name_of)
 def test_code_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # pages may write files
