@@ -117,7 +117,7 @@ def test_fifty_classes():
     A, b = A[place[:, :4].ravel()], b[place[:, :4].ravel()]
     nearest = KNeighborsClassifier(1).fit(A, b).score(new, truth)
     clf = fixed(kernel=RBF(3.0, 30.0), prior_mean=-4.0).fit(A, b)
-    assert clf.predict_proba(A).shape == (200, 50) and clf.score(new, truth) > nearest - 0.08
+    assert clf.predict_proba(A).shape == (200, 50) and clf.score(new, truth) > nearest - 0.03
     many = decoupled(kernel=RBF(3.0, 30.0), n_inducing=100).fit(A, b)
     assert many.predict_proba(A).shape == (200, 50) and many.score(new, truth) > nearest - 0.08
 
