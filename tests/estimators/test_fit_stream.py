@@ -179,6 +179,7 @@ def test_parquet(tmp_path, on_disk):
     )
 
 
+@pytest.mark.filterwarnings("error:X does not have valid feature names:UserWarning")
 def test_frames_with_a_target(on_disk):
     frame = table().to_pandas()
     found = minibatch(max_epochs=1).fit_stream(
