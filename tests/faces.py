@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.special import rel_entr, softmax
 
 from conjugp import FitOptions, GPClassifier
 from conjugp.kernels import RBF
@@ -14,10 +16,42 @@ def toy(
     n: int = 60, n_classes: int = 3, n_features: int = 2, *, gap: float = 2.0, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """One Gaussian cloud per class, all classes of about the same size."""
+    rng, y, centres = _clouds(n, n_classes, n_features, gap, seed)
+    return rng.standard_normal((n, n_features)) + centres[y], y
+
+
+def regret(
+    clf: Any,
+    n: int = 60,
+    n_classes: int = 3,
+    n_features: int = 2,
+    *,
+    gap: float = 2.0,
+    seed: int = 0,
+    labels: Sequence[Any] | None = None,
+    units: Callable[[np.ndarray], Any] = np.asarray,
+) -> float:
+    """Nats that a fit to `toy` of these arguments loses on new rows to who knows the clouds.
+
+    `labels` are the names of the classes, several may have the same; `units` makes what the
+    classifier was fitted to out of rows as `toy` gives them.
+    """
+    _, _, centres = _clouds(n, n_classes, n_features, gap, seed)
+    rng = np.random.default_rng(seed + 1000)
+    X = rng.standard_normal((500, n_features)) + centres[rng.integers(n_classes, size=500)]
+    share = softmax(-0.5 * np.square(X[:, None] - centres).sum(-1), axis=1)
+    names = np.asarray(range(n_classes) if labels is None else labels)
+    truth = np.stack([share[:, names == name].sum(1) for name in clf.classes_], axis=1)
+    return float(rel_entr(truth, clf.predict_proba(units(X))).sum(1).mean())
+
+
+def _clouds(
+    n: int, n_classes: int, n_features: int, gap: float, seed: int
+) -> tuple[np.random.Generator, np.ndarray, np.ndarray]:
+    """What draws the rows, their labels, and the centres of the classes."""
     rng = np.random.default_rng(seed)
     y = rng.permutation(np.arange(n) % n_classes)
-    centres = gap * rng.standard_normal((n_classes, n_features))
-    return rng.standard_normal((n, n_features)) + centres[y], y
+    return rng, y, gap * rng.standard_normal((n_classes, n_features))
 
 
 def fixed(**changes: Any) -> GPClassifier:

@@ -25,6 +25,7 @@ from sklearn.model_selection import (
     cross_val_predict,
     cross_val_score,
 )
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -35,7 +36,7 @@ from conjugp._gp.inducing import kmeans
 from conjugp._gp.prediction import apply_temperature
 from conjugp._rows.canonical import ordered
 from conjugp.kernels import RBF, Kernel, Linear, Matern52, Positive, RationalQuadratic
-from faces import decoupled, fixed, minibatch, toy
+from faces import decoupled, fixed, minibatch, regret, toy
 from problems import LIKELIHOOD
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -52,12 +53,13 @@ def large(**changes) -> GPClassifier:
 
 
 def test_text_labels():
-    names = np.array(["zebra", "ant", "cow"])[y]
+    kinds = ["zebra", "ant", "cow"]
+    names = np.array(kinds)[y]
     clf = fixed().fit(X, names)
     assert clf.classes_.tolist() == ["ant", "cow", "zebra"]
     expected = fixed().fit(X, y).predict_proba(X)[:, [1, 2, 0]]
     np.testing.assert_allclose(clf.predict_proba(X), expected, atol=1e-9)
-    assert set(clf.predict(X)) <= set(names) and clf.score(X, names) > 0.7
+    assert set(clf.predict(X)) == set(names) and regret(clf, labels=kinds) < 0.15
     as_objects = fixed().fit(X, pd.Series(names, dtype=object))
     np.testing.assert_array_equal(as_objects.predict(X), clf.predict(X))
 
@@ -66,7 +68,8 @@ def test_boolean_labels():
     truth = y == 1
     clf = fixed().fit(X, truth)
     assert clf.classes_.tolist() == [False, True] and clf.predict(X).dtype == bool
-    assert clf.predict_proba(X).shape == (60, 2) and clf.score(X, truth) > 0.7
+    assert clf.predict_proba(X).shape == (60, 2)
+    assert regret(clf, labels=[False, True, False]) < 0.1
     assert clf.decision_function(X).shape == (60,)
 
 
@@ -108,11 +111,15 @@ def test_two_classes():
 
 
 def test_fifty_classes():
-    A, b = toy(200, 50, 4, gap=6.0)
+    A, b = toy(600, 50, 4, gap=6.0)
+    place = np.argsort(b, kind="stable").reshape(50, 12)
+    new, truth = A[place[:, 4:].ravel()], b[place[:, 4:].ravel()]
+    A, b = A[place[:, :4].ravel()], b[place[:, :4].ravel()]
+    nearest = KNeighborsClassifier(1).fit(A, b).score(new, truth)
     clf = fixed(kernel=RBF(3.0, 30.0), prior_mean=-4.0).fit(A, b)
-    assert clf.predict_proba(A).shape == (200, 50) and clf.score(A, b) > 0.9
+    assert clf.predict_proba(A).shape == (200, 50) and clf.score(new, truth) > nearest - 0.03
     many = decoupled(kernel=RBF(3.0, 30.0), n_inducing=100).fit(A, b)
-    assert many.predict_proba(A).shape == (200, 50) and many.score(A, b) > 0.8
+    assert many.predict_proba(A).shape == (200, 50) and many.score(new, truth) > nearest - 0.08
 
 
 @pytest.mark.parametrize("make", [fixed, minibatch, decoupled])
@@ -137,7 +144,7 @@ def test_two_rows_and_one_per_class():
 
 def test_a_pipeline():
     pipe = make_pipeline(StandardScaler(), fixed()).fit(X, y)
-    assert pipe.score(X, y) > 0.7
+    assert regret(pipe) < 0.15
     pipe.set_params(gpclassifier__bound="augmented")
     assert pipe[-1].bound == "augmented"
 
@@ -180,9 +187,11 @@ def test_a_class_that_a_fold_does_not_have():
 
 @pytest.mark.parametrize("method", ["sigmoid", "isotonic"])
 def test_scikit_learns_own_calibration(method):
-    clf = CalibratedClassifierCV(fixed(), method=method, cv=2).fit(X, y)
-    np.testing.assert_allclose(clf.predict_proba(X).sum(1), 1.0)
-    assert clf.score(X, y) > 0.6
+    A, b = toy(360)
+    clf = CalibratedClassifierCV(fixed(), method=method, cv=2).fit(A[:60], b[:60])
+    np.testing.assert_allclose(clf.predict_proba(A).sum(1), 1.0)
+    alone = fixed().fit(A[:60], b[:60]).score(A[60:], b[60:])
+    assert clf.score(A[60:], b[60:]) == pytest.approx(alone, abs=0.03)
 
 
 def test_parameters():
@@ -458,7 +467,7 @@ def test_every_kernel(kernel):
     np.testing.assert_allclose(rest.kernel_(points, points), expected, rtol=1e-9, atol=1e-12)
     learned = GPClassifier(kernel, max_epochs=8, temperature=None).fit(A, b)
     assert type(learned.kernel_) is type(kernel)
-    assert learned.score(A, b) > 0.5 and np.isfinite(learned.elbo_)
+    assert regret(learned, 45, 3, 3) < 0.65 and np.isfinite(learned.elbo_)
     coarse = decoupled(kernel=kernel).fit(A, b)
     assert np.isfinite(coarse.predict_proba(A)).all()
 
@@ -476,7 +485,7 @@ def test_one_kernel_per_class():
     clf = GPClassifier(shared_kernel=False, max_epochs=12, temperature=None).fit(X, y)
     assert isinstance(clf.kernel_, list) and len(clf.kernel_) == 3
     assert all(isinstance(k, RBF) for k in clf.kernel_) and len(set(clf.kernel_)) == 3
-    assert clf.score(X, y) > 0.7
+    assert regret(clf) < 0.15
     assert isinstance(GPClassifier(max_epochs=3).fit(X, y).kernel_, RBF)
     assert minibatch(shared_kernel=False).fit(X, y).sample_latent(X[:2]).shape == (1, 2, 3)
 
@@ -503,7 +512,7 @@ class Cosine(Kernel):
 @pytest.mark.parametrize("make", [fixed, minibatch, decoupled])
 def test_a_kernel_of_the_users_own(make):
     clf = make(kernel=Cosine() + RBF(), learn_hyperparameters=True).fit(X, y)
-    assert clf.score(X, y) > 0.7 and "Cosine" in repr(clf.kernel_)
+    assert regret(clf) < 0.25 and "Cosine" in repr(clf.kernel_)
     again = pickle.loads(pickle.dumps(clf))
     np.testing.assert_array_equal(again.predict_proba(X), clf.predict_proba(X))
 
@@ -515,7 +524,7 @@ def test_a_kernel_of_the_users_own(make):
 def test_every_bound(bound):
     for make in (fixed, minibatch, decoupled):
         clf = make(bound=bound).fit(X, y)
-        assert clf.score(X, y) > 0.7 and np.isfinite(clf.elbo_)
+        assert regret(clf) < 0.3 and np.isfinite(clf.elbo_)
 
 
 def test_the_tightest_bound_is_the_default_and_the_highest():
@@ -530,7 +539,7 @@ def test_the_tightest_bound_is_the_default_and_the_highest():
 @pytest.mark.parametrize("n_inducing", [None, 10, "auto"])
 def test_every_covariance(covariance, n_inducing):
     clf = fixed(covariance=covariance, n_inducing=n_inducing).fit(X, y)
-    assert clf.score(X, y) > 0.7
+    assert regret(clf) < (0.15 if covariance in ("full", "auto") else 0.4)
     n = len(clf.inducing_points_)
     assert n == 60 if n_inducing != 10 else n <= 10
     assert np.isfinite(clf.predict_latent(X)[1]).all() and np.isfinite(clf.elbo_)
@@ -540,7 +549,10 @@ def test_every_covariance(covariance, n_inducing):
 @pytest.mark.parametrize("inducing", ["kmeans", "greedy", "random", X[::6] + 0.1])
 def test_every_way_to_place_inducing_points(make, inducing):
     clf = make(inducing=inducing, n_inducing=10).fit(X, y)
-    assert clf.score(X, y) > 0.6 and clf.inducing_points_.shape == (10, 2)
+    assert regret(clf) < (0.35 if make is decoupled else 0.15) and clf.inducing_points_.shape == (
+        10,
+        2,
+    )
     if not isinstance(inducing, str):
         np.testing.assert_allclose(clf.inducing_points_, inducing, rtol=1e-9)
         as_list = make(inducing=inducing.tolist(), n_inducing=3).fit(X, y)
@@ -564,11 +576,11 @@ def test_repeated_rows_are_one_inducing_point():
 @pytest.mark.parametrize("batch_size", [None, 1, 7, 60, 1000, "auto"])
 def test_every_batch_size(batch_size):
     clf = fixed(batch_size=batch_size, max_epochs=20).fit(X, y)
-    assert clf.score(X, y) > 0.7
+    assert regret(clf) < 0.2
     if batch_size in (None, 60, 1000, "auto"):
         expected = fixed(max_epochs=20).fit(X, y).predict_proba(X)
         np.testing.assert_array_equal(clf.predict_proba(X), expected)
-    assert decoupled(batch_size=batch_size).fit(X, y).score(X, y) > 0.7
+    assert regret(decoupled(batch_size=batch_size).fit(X, y)) < 0.3
 
 
 def test_prior_means():
@@ -608,8 +620,9 @@ def test_small_data_is_float64_in_any_case():
 
 
 def test_devices():
+    expected = fixed().fit(X, y).predict_proba(X)
     for device in ("cpu", "cpu:0", torch.device("cpu")):
-        assert fixed(device=device).fit(X, y).score(X, y) > 0.7
+        np.testing.assert_array_equal(fixed(device=device).fit(X, y).predict_proba(X), expected)
 
 
 def test_the_paper():
@@ -636,7 +649,7 @@ def test_the_paper():
     small.fit(X, y)
     assert isinstance(small.kernel_, RBF) and small.kernel_.lengthscale.shape == (2,)
     assert small.temperature_ == 1.0 and (small.prior_mean_ == 0).all()
-    assert small.score(X, y) > 0.7 and len(small.inducing_points_) == 10
+    assert regret(small) < 0.3 and len(small.inducing_points_) == 10
 
 
 def test_the_papers_kernel_starts_at_variance_one_and_the_median_distance():
@@ -697,6 +710,7 @@ def data_sets(draw):
     return A, b, weight
 
 
+@pytest.mark.filterwarnings("ignore:sample_weight averages:UserWarning")  # they are odd
 @settings(max_examples=40)
 @given(data_sets(), st.sampled_from(["coupled", "full", "minibatch", "decoupled"]))
 def test_any_data_is_fitted_or_refused(case, kind):

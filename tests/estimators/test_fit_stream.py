@@ -53,7 +53,15 @@ def same(a: GPClassifier, b: GPClassifier, rtol: float = 0.0) -> None:
     np.testing.assert_allclose(
         [a.elbo_, a.temperature_], [b.elbo_, b.temperature_], rtol=rtol, atol=0
     )
-    np.testing.assert_allclose(a.predict_proba(X), b.predict_proba(X), rtol=rtol, atol=0)
+    np.testing.assert_allclose(
+        a.predict_proba(rows_for(a)), b.predict_proba(rows_for(b)), rtol=rtol, atol=0
+    )
+
+
+def rows_for(clf: GPClassifier) -> Any:
+    """X as it was fitted: with names, if there were any."""
+    names = getattr(clf, "feature_names_in_", None)
+    return X if names is None else pd.DataFrame(X, columns=names)
 
 
 # --- the same fit ---------------------------------------------------------------------------------
@@ -171,6 +179,7 @@ def test_parquet(tmp_path, on_disk):
     )
 
 
+@pytest.mark.filterwarnings("error:X does not have valid feature names:UserWarning")
 def test_frames_with_a_target(on_disk):
     frame = table().to_pandas()
     found = minibatch(max_epochs=1).fit_stream(

@@ -375,5 +375,10 @@ def sessions() -> dict[str, onnxruntime.InferenceSession]:
 
 
 def test_nan_ends(sessions):
+    """A mean that is no number has no probabilities, and the row beside it keeps its own."""
     for found in sessions.values():
-        found.run(None, {"m": np.full((1, C_INTEGRAL), np.nan), "v": np.ones((1, C_INTEGRAL))})
+        m = np.zeros((2, C_INTEGRAL))
+        m[0] = np.nan
+        p = found.run(None, {"m": m, "v": np.ones((2, C_INTEGRAL))})[0]
+        assert np.isnan(p[0]).all()
+        np.testing.assert_allclose(p[1], 1 / C_INTEGRAL, rtol=0, atol=1e-6)

@@ -42,7 +42,7 @@ from conjugp._inference.svi import clamp
 from conjugp._rows.dataset import Data, class_shares
 from conjugp.kernels import RBF, Matern52, Normalised
 from conjugp.likelihoods import get_likelihood
-from faces import decoupled, fitted_attributes, fixed, minibatch, toy
+from faces import decoupled, fitted_attributes, fixed, minibatch, regret, toy
 from problems import labelled
 from random_cases import allowed
 
@@ -449,7 +449,7 @@ def test_ctrl_c_between_mean_and_covariance(monkeypatch):
     clf = decoupled()
     with pytest.raises(KeyboardInterrupt):
         clf.fit(X, y)
-    assert clf.score(X, y) > 0.7
+    assert regret(clf) < 0.3
 
 
 @quiet
@@ -464,7 +464,7 @@ def test_an_interrupted_fit_can_be_used_like_any_other():
         warnings.simplefilter("error")
         clf.partial_fit(X, y)
     assert np.isfinite(clf.predict_proba(X)).all()
-    assert clf.set_params(options=None, warm_start=True).fit(X, y).score(X, y) > 0.7
+    assert regret(clf.set_params(options=None, warm_start=True).fit(X, y)) < 0.2
 
 
 def test_a_stream_from_before_is_forgotten():
@@ -486,8 +486,10 @@ def saved(clf: GPClassifier) -> GPClassifier:
 
 
 def more(clf: GPClassifier) -> GPClassifier:
-    """With rows that came later."""
-    return clf.partial_fit(X[:20], y[:20])
+    """With rows that came later, for which a stream takes over."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the fitted posterior is decoupled")
+        return clf.partial_fit(X[:20], y[:20])
 
 
 @quiet

@@ -13,7 +13,7 @@ from conjugp import FitOptions, GPClassifier
 from conjugp._gp.features import basis, features
 from conjugp._gp.model import coupled
 from conjugp.kernels import RBF, Matern52
-from faces import decoupled, fixed, toy
+from faces import decoupled, fixed, regret, toy
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -137,7 +137,7 @@ def test_all_classes_are_there_before_their_rows():
         p = clf.predict_proba(X)
         assert p.shape == (200, 4) and np.isfinite(p).all()
     assert clf.classes_.tolist() == [0, 1, 2, 3]
-    assert clf.score(X, y) > 0.6 and p[:, 3].max() < 0.5
+    assert regret(clf, 200, gap=4.0) < 0.65 and p[:, 3].max() < 0.5
 
 
 def test_labels_of_text():
@@ -145,7 +145,8 @@ def test_labels_of_text():
     clf = fixed()
     for i in (0, 40):
         clf.partial_fit(X[i : i + 40], names[y[i : i + 40]], classes=names)
-    assert (clf.predict(X) == names[y]).mean() > 0.9
+    assert set(clf.predict(X)) == set(names)
+    assert regret(clf, 200, gap=4.0, labels=names) < 0.22
 
 
 def test_the_temperature_waits_for_calibrate():
@@ -186,7 +187,7 @@ def test_on_from_a_decoupled_fit_only_the_kernel_goes_on():
     with pytest.warns(UserWarning, match="decoupled"):
         clf.partial_fit(X[100:], y[100:])
     np.testing.assert_allclose(clf.kernel_.lengthscale, 1.5, rtol=1e-9)
-    assert clf.score(X, y) > 0.9
+    assert regret(clf, 200, gap=4.0) < 0.13
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         clf.partial_fit(X[:100], y[:100])  # said once
@@ -195,12 +196,12 @@ def test_on_from_a_decoupled_fit_only_the_kernel_goes_on():
 @pytest.mark.parametrize("bound", ["tight", "collapsed", "augmented"])
 def test_every_bound(bound):
     clf = streamed(fixed(bound=bound))
-    assert clf.score(X, y) > 0.9 and np.isfinite(clf.elbo_)
+    assert regret(clf, 200, gap=4.0) < 0.25 and np.isfinite(clf.elbo_)
 
 
 @pytest.mark.parametrize("batch_size", [None, 16, "auto"])
 def test_batches_within_a_batch(batch_size):
-    assert streamed(fixed(batch_size=batch_size)).score(X, y) > 0.9
+    assert regret(streamed(fixed(batch_size=batch_size)), 200, gap=4.0) < 0.1
 
 
 def test_a_given_kernel_and_prior_mean_stay():
@@ -238,7 +239,7 @@ def test_float32_streams():
     clf = GPClassifier(random_state=0, n_inducing=20)
     clf.partial_fit(A, b, classes=CLASSES).partial_fit(A[:50], b[:50])
     assert clf._fitted.model.Z.dtype.itemsize == 4
-    assert clf.score(A, b) > 0.9 and clf.predict_proba(A).dtype == np.float64
+    assert regret(clf, 1200, gap=4.0) < 0.01 and clf.predict_proba(A).dtype == np.float64
 
 
 # --- warm_start ----------------------------------------------------------------------------------
@@ -274,11 +275,12 @@ def test_warm_start_with_other_classes_or_features_starts_afresh():
 def test_warm_start_from_any_fit_to_any_other(first, second):
     clf = first(warm_start=True).fit(X[:60], y[:60])
     clf.set_params(**{**second().get_params(deep=False), "warm_start": True}).fit(X, y)
-    assert clf.score(X, y) > 0.9
+    # A mean without a temperature is surer than the rows allow.
+    assert regret(clf, 200, gap=4.0) < (0.75 if second is decoupled else 0.12)
     clf.set_params(covariance="full", shared_kernel=False).fit(X, y)
-    assert len(clf.kernel_) == 3 and clf.score(X, y) > 0.9
+    assert len(clf.kernel_) == 3 and regret(clf, 200, gap=4.0) < 0.12
     clf.set_params(shared_kernel=True).fit(X, y)
-    assert clf.score(X, y) > 0.9
+    assert regret(clf, 200, gap=4.0) < 0.12
 
 
 def test_warm_start_from_few_rows_to_many():
@@ -286,6 +288,6 @@ def test_warm_start_from_few_rows_to_many():
     A, b = toy(1200, gap=4.0)
     settings = {"n_inducing": 15, "batch_size": 200, "max_epochs": 3, "warm_start": True}
     clf = fixed(**settings).fit(A[:100], b[:100])
-    assert clf.fit(A, b).score(A, b) > 0.9
+    assert regret(clf.fit(A, b), 1200, gap=4.0) < 0.05
     assert clf._fitted.model.Z.dtype.itemsize == 4
-    assert clf.fit(A[:100], b[:100]).score(A, b) > 0.9
+    assert regret(clf.fit(A[:100], b[:100]), 1200, gap=4.0) < 0.2

@@ -16,6 +16,7 @@ FEW = [*islice((s for s in count() if n_rows(s) <= SMALL), 38)]
 FEW += [*islice((s for s in count() if SMALL < n_rows(s) <= MANY), 2)]
 
 
+@pytest.mark.filterwarnings("ignore:sample_weight averages:UserWarning")  # they are odd
 @pytest.mark.parametrize("seed", FEW)
 def test_a_default_fit_is_no_worse_than_the_frequencies(seed):
     one = case(seed)

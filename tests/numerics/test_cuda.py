@@ -1,4 +1,4 @@
-"""The C++ that GPUs run element by element, compiled for this machine, against `numerics`."""
+"""The C++ that GPUs run element by element, compiled for this machine, against `expectations`."""
 
 from __future__ import annotations
 

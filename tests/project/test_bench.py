@@ -677,6 +677,8 @@ def test_the_sampled_bound_is_the_expected_log_likelihood(script, n_classes):
             torch.testing.assert_close(slope[:, c], rise, rtol=1e-5, atol=1e-7)
 
 
+# That the paper's bound says so little at a variance of 100 is what the benchmark shows.
+@pytest.mark.filterwarnings("ignore:.*says next to nothing:UserWarning")
 def test_fits_are_compared_with_the_exact_posterior(short, monkeypatch, tmp_path, capsys):
     truth, _ = short
     output, page = tmp_path / "truth.json", tmp_path / "page.md"

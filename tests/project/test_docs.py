@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from test_architecture import FILES, inside, room_of
 
 import conjugp
 from conjugp import conformal, export, kernels, likelihoods, metrics, plotting
@@ -42,6 +43,8 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+# SHAP's own, under the newest Matplotlib.
+@pytest.mark.filterwarnings("ignore:The set_:PendingDeprecationWarning")
 @pytest.mark.parametrize("path", WITH_CODE, ids=name_of)
 def test_code_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # pages may write files
@@ -88,6 +91,21 @@ def test_readme_has_the_commands():
 def test_readme_opens_with_a_short_example():
     first = blocks(ROOT / "README.md", "python")[0]
     assert len([line for line in first.splitlines() if line]) <= 6
+
+
+def test_the_tree_in_contributing_has_every_room_in_the_order_of_imports():
+    tree = blocks(ROOT / "CONTRIBUTING.md", "text")[0].partition("src/conjugp/\n")[2]
+    tree = tree.partition("\ntests/")[0]
+    shown = [
+        name.removesuffix("/").removesuffix(".py")
+        for line in tree.splitlines()
+        for name in re.findall(r"\w+(?:/|\.py)", re.split(r"\s{2,}", line.strip())[0])
+    ]
+    rooms = [*shown, "__main__"]
+    assert sorted(rooms) == sorted({room_of(path) for path in FILES})
+    for path in FILES:
+        above = rooms[: rooms.index(room_of(path))]
+        assert inside(path) <= set(above), name_of(path)
 
 
 def test_the_signature_in_the_api_page():

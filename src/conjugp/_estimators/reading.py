@@ -65,7 +65,7 @@ def read(
 
     `report` is called with the number of rows after every batch.
     """
-    label, spool, scale = _Labels(classes), None, WeightScale()
+    label, spool, scale, names = _Labels(classes), None, WeightScale(), None
     mass: NDArray[Any] = np.zeros(0)
     try:
         for batch in batches:
@@ -82,14 +82,15 @@ def read(
             if spool is None:
                 wide = getattr(clf, "dtype", "float32") == "float64"
                 spool = Spool(X.shape[1], np.dtype(np.float64) if wide else X.dtype, folder)
-                if batch.names is not None:
-                    clf.feature_names_in_ = np.asarray(batch.names, dtype=object)
+                names = batch.names
             spool.add(X, number, weight)
             scale = scale.plus(WeightScale.of(weight))
             mass = _sum(mass, np.bincount(number, weights=weight))
             report(spool.n)
         if spool is None or not spool.n:
             raise ValueError("source holds no rows with positive weight")
+        if names is not None:  # at the end: arrays from the batches of a frame would be warned of
+            clf.feature_names_in_ = np.asarray(names, dtype=object)
         scale.warn()
         known, place = label.settled()
         if classes is None:

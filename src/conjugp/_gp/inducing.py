@@ -133,7 +133,7 @@ def kmeans(
 
     Distances are measured after division by `lengths` (D,).
     """
-    # The rows come in random order (see `rows`), so the first ones are a sample.
+    # The rows come in random order (see `_rows.canonical`), so the first ones are a sample.
     sample = slice(0, max(_LEAST_ROWS, _ROWS_PER_CENTRE * k))
     X, weight = X[sample], weight[sample].to(X.dtype)
     if lengths is not None:

@@ -1,6 +1,6 @@
 """Gaussian expectations of the logistic function in a few launches on a GPU.
 
-The same formulas as in `numerics`, in C++, which torch compiles when they are first used
+The same formulas as in `expectations`, in C++, which torch compiles when they are first used
 (torch.cuda.jiterator). A step in its graph is bound by the number of its launches, and half of them
 were these. The nodes of a rule are dealt to lanes: a batch has too few elements to keep a GPU busy
 with one thread each.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 LANES = 32
 
-# The rules of `numerics._rules` in float64: nodes 0.6 apart, the step of a normal distribution
+# The rules of `expectations._rules` in float64: nodes 0.6 apart, the step of a normal distribution
 # function that is 1.7 wide. 4.177713791... is the sum of the weights of the first rule.
 MOMENT_SUMS = """
 template <typename T>
@@ -220,12 +220,12 @@ def falls(m: Tensor, v: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def logistic_moments(m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """The fields of `numerics.LogisticMoments` at m and v, float64 on a GPU."""
+    """The fields of `expectations.LogisticMoments` at m and v, float64 on a GPU."""
     sums, moments = _functions()
     parts = sums(m, v, _lanes(m.device, m.ndim))
     return tuple(moments(m, v, *(p.sum(0) for p in parts)))
 
 
 def expected_log_sigmoid(m: Tensor, v: Tensor) -> Tensor:
-    """`numerics.expected_log_sigmoid` at m and v, float64 on a GPU."""
+    """`expectations.expected_log_sigmoid` at m and v, float64 on a GPU."""
     return _log_sigmoid()(m, v, _lanes(m.device, m.ndim)).sum(0)

@@ -1,4 +1,4 @@
-"""`gibbs.correction` as one compiled call, which Numba keeps on disk.
+"""`sweep.correction` as one compiled call, which Numba keeps on disk.
 
 With some hundred inputs a call of NumPy takes as long as its work; LAPACK and BLAS stay SciPy's.
 """
@@ -94,7 +94,7 @@ _run = compiled(_correction, _SIGNATURE)
 
 
 def correction(K: Array, kappa: Array, omega: Array, r: Array, noise: Array) -> Array:
-    """x of (G5), (C, U); see `gibbs.correction`."""
+    """x of (G5), (C, U); see `sweep.correction`."""
     x, definite = _run(K, kappa, omega, r, noise, _POTRF, _TRSV)
     if not definite:
         raise FloatingPointError("the kernel matrix is not positive definite")

@@ -450,7 +450,7 @@ def _stretched(begin: Tensor, end: Tensor, step: float, n: int) -> tuple[Tensor,
 def _window(m: Tensor, v: Tensor, t: Tensor, rule: Rule) -> tuple[Tensor, Tensor, Tensor]:
     """1 − F at (..., T) and its derivatives in m and v, which broadcast with t; float64.
 
-    As `launches.falls` has it on a GPU, here for a few rows.
+    As `cuda.falls` has it on a GPU, here for a few rows.
     """
     found = [torch.empty(torch.broadcast_shapes(m.shape, t.shape), dtype=m.dtype) for _ in range(3)]
     above = math.inf
