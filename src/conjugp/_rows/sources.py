@@ -35,11 +35,16 @@ class _Columns(NamedTuple):
     weight: str | None
 
     def split(self, table: Any) -> tuple[Any, Any, Any]:
-        """Features, labels and weights of a DataFrame."""
-        for name in filter(None, self):
-            if name not in table.columns:
-                raise ValueError(f"there is no column {name!r}; there are {list(table.columns)}")
-        features = table.drop(columns=[name for name in self if name is not None])
+        """Features, labels and weights of a DataFrame, pandas' or any that has `select`."""
+        names = list(getattr(table, "column_names", table.columns))
+        roles = [name for name in self if name is not None]
+        for name in roles:
+            if name not in names:
+                raise ValueError(f"there is no column {name!r}; there are {names}")
+        if hasattr(table, "select"):
+            features = table.select([name for name in names if name not in roles])
+        else:
+            features = table.drop(columns=roles)
         weight = None if self.weight is None else table[self.weight].to_numpy()
         return features, table[self.target].to_numpy(), weight
 
