@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from conjugp._estimators.agreement import JointRows
 from conjugp._fit.base import Fitted
 from conjugp._fit.options import FitOptions
 from conjugp._gp.covariance import Covariance
@@ -24,7 +23,7 @@ from conjugp._inference.training import Result
 from conjugp._inputs.scales import Scaling
 from conjugp._persistence.codec import classes_of
 from conjugp._persistence.journal import Journal, data_fingerprint, fingerprint
-from conjugp._rows.canonical import Ordered, Rows
+from conjugp._rows.canonical import Rows
 from conjugp._rows.dataset import Dataset
 from conjugp._rows.on_disk import Store
 from conjugp.kernels import KERNELS
@@ -41,7 +40,7 @@ _UNMARKED_OPTIONS |= {"distributed"}
 def open_journal(
     clf: Any,
     path: str | os.PathLike[str] | None,
-    rows: Ordered | Rows | Store | JointRows,
+    rows: Rows | Store,
     classes: NDArray[Any],
     data: Dataset,
     warm: Fitted | None,
@@ -75,7 +74,7 @@ def open_journal(
     }
     own = classes_of([clf.kernel, get_likelihood(clf.likelihood)])
     known = {*_CLASSES, *KERNELS, *LIKELIHOODS.values(), *own}
-    size = (rows.n_features, rows.n)
+    size = (rows.n_features, data.n)
     mark = data_fingerprint(size, rows.digests, classes) | fingerprint(values)
     if group.size == 1:
         return Journal(path, mark, seed, options.checkpoint_every, known)
