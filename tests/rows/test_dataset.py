@@ -10,20 +10,11 @@ from hypothesis import strategies as st
 from conjugp._rows import dataset as data_module
 from conjugp._rows import hold_out
 from conjugp._rows.dataset import Data
-from conjugp._rows.hold_out import class_rank, sample_size
+from conjugp._rows.hold_out import sample_size
 from problems import labelled
 
 class_counts = st.lists(st.integers(0, 40), min_size=2, max_size=8).filter(lambda c: sum(c) > 0)
 scans = st.sampled_from([1, 3, 50, 2**20])
-
-
-@given(class_counts, st.integers(0, 99))
-def test_class_rank(counts, seed):
-    data = labelled(counts, seed)
-    rank, seen = class_rank(data.y, data.n_classes).tolist(), [0] * len(counts)
-    for i, label in enumerate(data.y.tolist()):
-        assert rank[i] == seen[label]
-        seen[label] += 1
 
 
 @given(class_counts, st.floats(0.01, 0.5), st.integers(0, 99), scans)
