@@ -27,7 +27,9 @@ from faces import decoupled, minibatch, toy
 X, CODES = toy(120)
 Y = np.array(["birch", "ash", "cedar"])[CODES]
 quiet = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-pytestmark = quiet
+# Models of frames are compared on arrays.
+unnamed = pytest.mark.filterwarnings("ignore:X does not have valid feature names")
+pytestmark = [quiet, unnamed]
 
 
 @pytest.fixture
