@@ -89,9 +89,10 @@ class Dataset(ABC):
         )
         for i in range(0, self.n, _SCAN):
             y, weight = self.labels(i, min(i + _SCAN, self.n))
+            weight = weight.double()
             counts += torch.bincount(y, minlength=C)
-            mass += torch.bincount(y, weight.double(), C)
-            total += weight.double().sum()
+            mass += torch.bincount(y, weight, C)
+            total += weight.sum()
         return Totals(counts, mass, total)
 
     @property

@@ -290,13 +290,16 @@ class OnDisk(Dataset):
 
     def _read(self, start: int, stop: int, names: Sequence[str]) -> list[NDArray[Any]]:
         """Some columns of a stretch, of which all but those that come last are one of the store."""
-        numbers = self._numbers(np.arange(start, stop))
-        n = max(0, min(stop, self.store.n - len(self._last)) - start)
-        run, late = numbers[:n], numbers[n:]
-        lo, hi = (int(run[0]), int(run[-1]) + 1) if n else (0, 0)
+        first = self.store.n - len(self._last)
+        late = self._last[max(start - first, 0) : max(stop - first, 0)]
+        lo = hi = 0
+        if start < min(stop, first):
+            ends = self._numbers(np.array([start, min(stop, first) - 1]))
+            lo, hi = int(ends[0]), int(ends[1]) + 1
         columns = self.store.columns(lo, hi, names)
-        if hi - lo > n:
-            columns = [column[run - lo] for column in columns]
+        gone = self._last[(self._last >= lo) & (self._last < hi)] - lo
+        if len(gone):
+            columns = [np.delete(column, gone, axis=0) for column in columns]
         if len(late):
             pairs = zip(columns, self.store.take(late, names), strict=True)
             columns = [np.concatenate(pair) for pair in pairs]
