@@ -19,7 +19,7 @@ from conjugp._rows.hold_out import chosen_per_class, held_per_class, rare_per_cl
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_SCAN = 2**20  # labels looked at at a time
+_SCAN = 2**16  # labels looked at at a time
 _MOVED = 2**8  # rows moved at a time
 
 
