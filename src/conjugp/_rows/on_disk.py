@@ -296,6 +296,8 @@ class OnDisk(Dataset):
         if start < min(stop, first):
             ends = self._numbers(np.array([start, min(stop, first) - 1]))
             lo, hi = int(ends[0]), int(ends[1]) + 1
+        if lo == hi:
+            return self.store.take(late, names)
         columns = self.store.columns(lo, hi, names)
         gone = self._last[(self._last >= lo) & (self._last < hi)] - lo
         if len(gone):
