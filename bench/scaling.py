@@ -94,7 +94,7 @@ def seconds_of_step(group: Any, steps: int = STEPS, **shape: int) -> dict[str, f
     from conjugp._inference.steps import ReadableStep, Sizes, evaluated
     from conjugp._rows.dataset import Data
     from conjugp._rows.group import ALONE
-    from conjugp._rows.on_ranks import Shards
+    from conjugp._rows.on_ranks import OnRanks
     from conjugp.kernels import RBF
     from conjugp.likelihoods import LogisticSoftmax
 
@@ -106,7 +106,7 @@ def seconds_of_step(group: Any, steps: int = STEPS, **shape: int) -> dict[str, f
     y = torch.randint(0, C, (n,), generator=rng)
     keys = torch.randint(0, 2**58, (n,), generator=rng).sort().values.numpy()
     local = Data(X.to(device), y.to(device), torch.ones(n, device=device), C)
-    data = Shards(local, keys, group)
+    data = OnRanks(local, keys, group)
     kernel = RBF(np.full(D, 5.0), 3.0)
     state = initial_state([kernel], Z.to(device), torch.zeros(C, device=device))
     settings = Settings(LogisticSoftmax(), "tight", batch_size=B)

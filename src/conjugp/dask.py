@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
 
-from conjugp._estimators.arguments import WeightScale, check_weight
 from conjugp._estimators.classifier import GPClassifier
+from conjugp._estimators.rows import WeightScale, check_weight
 
 if TYPE_CHECKING:
     from distributed import Client

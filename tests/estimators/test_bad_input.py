@@ -91,6 +91,29 @@ def test_data(no_work, case):
     assert fitted_attributes(clf) == []
 
 
+@pytest.mark.parametrize("case", sorted(BAD_DATA.keys() - {"no rows"}))
+def test_data_of_a_stream(no_work, case):
+    """A batch of a stream is checked as the rows of a fit are."""
+    bad_X, bad_y, error, match = BAD_DATA[case]
+    clf = fixed()
+    with pytest.raises(error, match=match):
+        clf.fit_stream([(bad_X, bad_y)])
+    assert fitted_attributes(clf) == []
+
+
+def test_what_overflows_is_an_error_before_the_fit():
+    """A constant feature keeps its scale, and roundings of so large a number are large."""
+    A, b = toy(2000, 2)
+    high = np.nextafter(np.float32(3e38), np.float32(0))
+    A = np.column_stack([A, np.where(np.arange(2000) < 1, high, 3e38)]).astype(np.float32)
+    seen: list[str] = []
+    clf = GPClassifier(n_inducing=5, covariance="full", max_epochs=0.5, random_state=0)
+    clf.set_params(options=FitOptions(callback=lambda p: seen.append(p.stage)))
+    with pytest.raises(ValueError, match="X overflows"):
+        clf.fit(A, b)
+    assert not seen and not hasattr(clf, "classes_")
+
+
 WEIGHTS = {
     "negative": (np.where(y == 1, -1.0, 1.0), r"sample_weight"),
     "nan": (np.where(y == 1, np.nan, 1.0), r"sample_weight contains NaN"),

@@ -10,7 +10,7 @@ from sklearn.utils.class_weight import compute_sample_weight
 
 from commands import conjugp, write_csv
 from conjugp import GibbsGPClassifier
-from conjugp._estimators.arguments import WeightScale
+from conjugp._estimators.rows import WeightScale
 from faces import fixed, toy
 
 N = 60

@@ -21,10 +21,8 @@ from conjugp import FitOptions, GPClassifier
 from conjugp._estimators.progress import ProgressBar
 from conjugp._fit import weights as decoupled_module
 from conjugp._fit.base import (
-    FOLDS,
     SCALES,
     estimated_elbo,
-    folds,
     largest_classes,
     only_classes,
     unseen,
@@ -40,6 +38,7 @@ from conjugp._gp.temperature import MORE, VARIANCE_SCALES, fit_calibration
 from conjugp._inference.settings import Progress
 from conjugp._inference.svi import clamp
 from conjugp._rows.dataset import Data, class_shares
+from conjugp._rows.hold_out import FOLDS, folds
 from conjugp.kernels import RBF, Matern52, Normalised
 from conjugp.likelihoods import get_likelihood
 from faces import decoupled, fitted_attributes, fixed, minibatch, regret, toy

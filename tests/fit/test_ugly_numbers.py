@@ -11,9 +11,10 @@ from scipy.spatial.distance import pdist
 
 from conjugp import FitOptions, GibbsGPClassifier, GPClassifier
 from conjugp._fit import kernel_choice as kernel_module
-from conjugp._fit.base import Fitter, folds
+from conjugp._fit.base import Fitter
 from conjugp._gp.temperature import Calibration, fit_calibration
 from conjugp._numerics.linalg import NotPositiveDefiniteError
+from conjugp._rows.hold_out import folds
 from conjugp.kernels import RBF, Linear, Matern52, Normalised
 from faces import decoupled, fixed, toy
 from problems import LIKELIHOOD, blobs

@@ -11,6 +11,7 @@ from test_architecture import FILES, inside, room_of
 
 import conjugp
 from conjugp import conformal, export, kernels, likelihoods, metrics, plotting
+from conjugp._fit.base import ELBO_ROWS
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.md"))
@@ -141,3 +142,11 @@ def test_the_api_page_has_every_method_option_and_attribute():
         row = next(line for line in page.splitlines() if re.match(rf"\|[^|]*`{name}`", line))
         default = repr(parameter.default).replace("'", '"')
         assert re.search(rf"\b{re.escape(default.strip(chr(34)))}", row.split("|")[2]), row
+
+
+def test_how_many_rows_the_elbo_is_estimated_from():
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith("| `elbo_`"))
+    said = str(conjugp.GPClassifier.__doc__).partition("elbo_ : float")[2].partition("_ : ")[0]
+    for text in (row, said):
+        assert f"estimated from {ELBO_ROWS:,} rows" in " ".join(text.split())

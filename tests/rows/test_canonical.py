@@ -58,7 +58,7 @@ def test_a_weight_is_a_number_of_copies(case):
 def test_distinct_rows_with_their_total_weights(case):
     X, y, weight = case
     found = canonical(X, y, weight)
-    assert as_dict(*found) == as_dict(X, y, weight)
+    assert as_dict(*found[:3]) == as_dict(X, y, weight)
     assert len(found.X) == len(as_dict(X, y, weight))
     assert (found.weight > 0).all() and found.y.dtype == np.int64
 
@@ -66,7 +66,7 @@ def test_distinct_rows_with_their_total_weights(case):
 @given(rows())
 def test_canonical_rows_are_canonical(case):
     once = canonical(*case)
-    assert_same(canonical(*once), once)
+    assert_same(canonical(*once[:3]), once)
 
 
 def test_signs_of_zero_do_not_matter():
@@ -104,7 +104,7 @@ def test_the_first_rows_are_a_random_sample(rng, dtype):
 def test_integers_and_strided_input(rng):
     X = rng.integers(0, 3, (40, 6))[:, ::2]
     y = rng.integers(0, 2, 40)
-    assert as_dict(*canonical(X, y, None)) == as_dict(X, y, np.ones(40))
+    assert as_dict(*canonical(X, y, None)[:3]) == as_dict(X, y, np.ones(40))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

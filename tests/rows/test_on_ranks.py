@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conjugp._rows import dataset as data_module
+from conjugp._rows import hold_out
 from conjugp._rows.canonical import Rows, canonical, row_hash
 from conjugp._rows.dataset import Data
 from conjugp._rows.group import ALONE, Group
-from conjugp._rows.on_ranks import Shards, order_keys
+from conjugp._rows.on_ranks import OnRanks, order_keys
 
 
 class Threads(Group):
@@ -51,17 +51,17 @@ def on_ranks(size: int, work):
 
 
 def dataset(rows: Rows, n_classes: int) -> Data:
-    X, y, weight = (torch.as_tensor(column) for column in rows)
+    X, y, weight = (torch.as_tensor(column) for column in rows[:3])
     return Data(X, y, weight, n_classes)
 
 
 def dealt(X, y, weight, which, n_classes):
     """The shard of a group's rank, as a data set."""
 
-    def shard(group: Group) -> Shards:
+    def shard(group: Group) -> OnRanks:
         mine = which == group.rank
         rows = canonical(X[mine], y[mine], weight[mine])
-        return Shards(dataset(rows, n_classes), order_keys(row_hash(rows.X)), group)
+        return OnRanks(dataset(rows, n_classes), order_keys(row_hash(rows.X)), group)
 
     return shard
 
@@ -110,7 +110,7 @@ def test_hold_outs_and_samples_are_those_of_one_process(seed, size, n):
     whole = dataset(canonical(X, y, weight), 4)
     shard = dealt(X, y, weight, which, 4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data_module, "SAMPLE_ROWS", 16)
+        patch.setattr(hold_out, "SAMPLE_ROWS", 16)
         train, held, everything = whole.hold_out(0.3)
         sample = train.sample()
 

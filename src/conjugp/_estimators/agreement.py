@@ -3,46 +3,26 @@
 from __future__ import annotations
 
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.utils.validation import _num_samples
 
-from conjugp._estimators.arguments import (
+from conjugp._estimators.rows import (
     WeightScale,
     check_classes,
-    check_labels,
-    check_rows,
-    check_weight,
+    check_labelled,
+    check_some,
     class_factors,
+    no_rows,
 )
 from conjugp._fit.options import FitOptions
 from conjugp._persistence.fingerprint import fingerprint
-from conjugp._rows.canonical import Ordered, named_digests, ordered
+from conjugp._rows.canonical import Rows, ordered
 from conjugp._rows.group import Group
 
 _OWN = {"device", "verbose", "options", "random_state", "class_weight"}  # may differ
 _OWN_OPTIONS = {"callback", "on_interrupt", "checkpoint_every", "cache_mb", "spool"}
-
-
-class JointRows(NamedTuple):
-    """The rows of all ranks: those here, and how many there are."""
-
-    here: Ordered
-    group: Group
-    n: int
-
-    @property
-    def n_features(self) -> int:
-        """The number of columns of X."""
-        return self.here.n_features
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """What tells these rows from others, however they are dealt to ranks."""
-        sums = np.stack(self.group.gather(self.here.sums())).sum(0, dtype=np.uint64)
-        return named_digests(sums, self.here.X.dtype)
 
 
 def check_parameters_agree(clf: Any, group: Group, has_checkpoint: bool) -> None:
@@ -81,8 +61,8 @@ def check_distributed(clf: Any) -> None:
 
 def check_shards(
     clf: Any, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, group: Group
-) -> tuple[JointRows, NDArray[Any]]:
-    """Checked, weighted rows of all ranks, merged on each, and the classes.
+) -> tuple[Rows, NDArray[Any]]:
+    """Checked, weighted, merged rows of this rank, which know the group, and the classes.
 
     A rank may have no rows. Equal rows of different ranks are not merged.
     """
@@ -118,27 +98,24 @@ def check_shards(
     mass = np.sum(group.gather(mass), axis=0)
     factors = group.all(lambda: class_factors(getattr(clf, "class_weight", None), classes, mass))
     rows = ordered(X_, labels, weight * factors[labels])
-    n = sum(group.gather(rows.n))
-    if not n:
-        raise ValueError("class_weight and sample_weight leave no row with any weight")
-    return JointRows(rows, group, n), classes
+    check_some(sum(group.gather(rows.n)))
+    return rows._replace(group=group), classes
 
 
 def _checked(
     clf: Any, X: Any, y: Any, sample_weight: Any
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Rows of positive weight on this rank; there may be none."""
-    if _num_samples(X) == 0 and _num_samples(y) == 0:
+    if no_rows(X, y):
         return np.empty((0, 0)), np.empty(0), np.empty(0)
     try:
-        X_, y_ = check_rows(clf, X, y, True)
+        return check_labelled(clf, X, y, sample_weight, True)
     except ValueError as error:
+        where = _where(X)
+        if not where:
+            raise
         what, _, more = str(error).partition("\n")
-        raise ValueError(f"{what.removesuffix('.')}{_where(X)}. {more}".strip()) from error
-    y_ = check_labels(y_)
-    weight = check_weight(sample_weight, X_)
-    kept = weight > 0
-    return (X_, y_, weight) if kept.all() else (X_[kept], y_[kept], weight[kept])
+        raise ValueError(f"{what.removesuffix('.')}{where}. {more}".strip()) from error
 
 
 def _where(X: Any) -> str:

@@ -18,24 +18,17 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
 from conjugp._estimators.agreement import (
-    JointRows,
     check_distributed,
     check_parameters_agree,
     check_shards,
 )
-from conjugp._estimators.arguments import (
-    SMALL_ROWS,
-    check_device,
-    check_parameters,
-    check_rows,
-    check_training_data,
-    check_weight,
-)
+from conjugp._estimators.arguments import SMALL_ROWS, check_device, check_parameters
 from conjugp._estimators.model_file import Saveable
 from conjugp._estimators.predicting import Predictive, ProbabilisticClassifier, entropy
 from conjugp._estimators.progress import ProgressBar
 from conjugp._estimators.reading import MEMORY_BYTES, read
 from conjugp._estimators.resuming import open_journal
+from conjugp._estimators.rows import check_rows, check_training_data, check_weight
 from conjugp._fit.base import Fitted, Fitter, variance_scales
 from conjugp._fit.options import FitOptions, whole
 from conjugp._fit.partial import Stream
@@ -46,18 +39,17 @@ from conjugp._gp.model import Model
 from conjugp._gp.prediction import apply_temperature, predict_proba
 from conjugp._gp.temperature import Calibration, fit_calibration
 from conjugp._inference.settings import Progress
-from conjugp._inputs.scales import Scaling, can_wait, fit_scaling
+from conjugp._inputs.scales import Scaling, fit_scaling
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._numerics.threads import for_rows
 from conjugp._persistence.files import check_path
 from conjugp._persistence.journal import Journal
-from conjugp._rows.canonical import Ordered, Rows
-from conjugp._rows.dataset import Data, Dataset
-from conjugp._rows.deferred import Deferred
+from conjugp._rows.canonical import Rows
+from conjugp._rows.dataset import Data
 from conjugp._rows.group import ALONE, Group, current
-from conjugp._rows.on_disk import Store, spooled
-from conjugp._rows.on_ranks import Shards, order_keys
+from conjugp._rows.on_disk import Store
 from conjugp._rows.sources import Batch, array_batches, batches
+from conjugp._rows.working import dataset, in_memory
 from conjugp.kernels import Kernel
 from conjugp.likelihoods import Likelihood
 
@@ -151,7 +143,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         Prior mean of each class.
     elbo_ : float
         Evidence lower bound of the fitted model on the training data, all constants included;
-        estimated from 4,096 rows, fewer with many classes, where there are more.
+        estimated from 2,048 rows, fewer with many classes, where there are more.
     history_ : list of dict
         Reports during the fit: stage, epoch, n_epochs, value, measure (what the value is: the
         ELBO, the log posterior of the mean, a held-out log-likelihood) and seconds.
@@ -368,7 +360,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
     def _fit(
         self,
         checkpoint: str | os.PathLike[str] | None,
-        load: Callable[[ProgressBar], tuple[Ordered | Rows | Store | JointRows, NDArray[Any]]],
+        load: Callable[[ProgressBar], tuple[Rows | Store, NDArray[Any]]],
         group: Group = ALONE,
         stream: bool = False,
     ) -> GPClassifier:
@@ -391,8 +383,9 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         bar = ProgressBar(options.callback, self.verbose if group.rank == 0 else 0)
         with unchanged_on_error(self), bar:
             rows, classes = load(bar)
-            device = check_device(self.device, rows.n, group)
-            double = self.dtype == "float64" or rows.n <= SMALL_ROWS
+            n = sum(group.gather(rows.n))
+            device = check_device(self.device, n, group)
+            double = self.dtype == "float64" or n <= SMALL_ROWS
             dtype = torch.float64 if double else torch.float32
 
             warm = getattr(self, "_fitted", None) if self.warm_start else None
@@ -400,14 +393,12 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 same = np.array_equal(classes, self.classes_) and warm.state is not None
                 warm = warm if same and rows.n_features == self._scaling.shift.size else None
             center = self.kernel is None or self.kernel.stationary
-            here = rows.here if isinstance(rows, JointRows) else rows
-            scaling = self._scaling if warm else fit_scaling(here, center, group)
-            wait = center and not warm  # then it can be known that none of them overflows
+            scaling = self._scaling if warm else fit_scaling(rows, center, group)
             kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
             start = warm.state if warm else None
 
             def prepared(dtype: torch.dtype, journal: Journal | None = None) -> Fitter:
-                data = _dataset(rows, scaling, len(classes), dtype, device, wait)
+                data = dataset(rows, scaling, len(classes), dtype, device)
                 if journal is None:
                     journal = open_journal(
                         self, checkpoint, rows, classes, data, warm, self._seed()
@@ -418,7 +409,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
 
             fit = prepared(dtype)
             try:
-                with for_rows(rows.n):
+                with for_rows(n):
                     try:
                         fitted, scaling = fit.run(start)
                     except (NotPositiveDefiniteError, FloatingPointError):
@@ -527,7 +518,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             double = self.dtype == "float64" or rows.n <= SMALL_ROWS
             dtype = stream.dtype or (torch.float64 if double else torch.float32)
             device = stream.device or check_device(self.device, rows.n)
-            data = _working(rows, scaling, len(known), dtype, device)
+            data = in_memory(rows, scaling, len(known), dtype, device)
             updated = stream.learn(
                 data,
                 start_mean(self.prior_mean, data, likelihood),
@@ -730,53 +721,12 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         weight = check_weight(sample_weight, X_)
         rows = Rows(X_, np.searchsorted(self.classes_, y_), weight)
         Z = model.Z
-        return _working(rows, self._scaling, len(self.classes_), Z.dtype, Z.device)
+        return in_memory(rows, self._scaling, len(self.classes_), Z.dtype, Z.device)
 
 
 def seed_of(random_state: int | np.random.RandomState | None) -> int:
     """A seed for torch from scikit-learn's kind of random state."""
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
-
-
-def _dataset(
-    rows: Ordered | Rows | Store | JointRows,
-    scaling: Scaling,
-    n_classes: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    wait: bool,
-) -> Dataset:
-    """Rows in working units, wherever they are; where they may `wait`, when they are read."""
-    if isinstance(rows, Ordered) and device.type == "cpu" and wait:
-        if can_wait(rows, scaling, dtype):
-            weight = torch.tensor(rows.weight, dtype=dtype)
-            return Deferred(rows, scaling, torch.tensor(rows.y), weight, n_classes)
-    if isinstance(rows, Ordered | Rows):
-        return _working(rows, scaling, n_classes, dtype, device)
-    if isinstance(rows, JointRows):
-        here, group = rows.here, rows.group
-        data = group.all(lambda: _working(here, scaling, n_classes, dtype, device))
-        return Shards(data, order_keys(here.key), group)
-    like = torch.empty(0, rows.n_features, dtype=dtype, device=device)
-    return spooled(rows, scaling, n_classes, like)
-
-
-def _working(
-    rows: Ordered | Rows,
-    scaling: Scaling,
-    n_classes: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Data:
-    """Rows in working units."""
-    place = rows.place if isinstance(rows, Ordered) else None
-    return Data(
-        scaling.apply(rows.X, dtype, device, place),
-        # Copies: a hold-out moves rows about.
-        torch.tensor(rows.y, device=device),
-        torch.tensor(rows.weight, dtype=dtype, device=device),
-        n_classes,
-    )
 
 
 @contextmanager

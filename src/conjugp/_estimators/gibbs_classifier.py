@@ -17,11 +17,11 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from conjugp._estimators.arguments import check_rows, check_training_data
 from conjugp._estimators.classifier import GPClassifier, seed_of, unchanged_on_error
 from conjugp._estimators.model_file import Saveable
 from conjugp._estimators.predicting import Predictive, ProbabilisticClassifier
 from conjugp._estimators.progress import ChainBars
+from conjugp._estimators.rows import check_rows, check_training_data
 from conjugp._fit.options import number, one_of, whole
 from conjugp._fit.plan import given_inducing, start_mean
 from conjugp._fit.starts import median_distance

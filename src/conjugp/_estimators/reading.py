@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conjugp._estimators.arguments import (
+from conjugp._estimators.rows import (
     WeightScale,
     check_classes,
-    check_labels,
-    check_rows,
-    check_weight,
+    check_known,
+    check_labelled,
+    check_some,
     class_factors,
+    no_rows,
 )
 from conjugp._rows.canonical import Rows
 from conjugp._rows.on_disk import Spool, Store
@@ -34,9 +35,7 @@ class _Labels:
     def __call__(self, y: NDArray[Any]) -> NDArray[np.int64]:
         labels, inverse = np.unique(y, return_inverse=True)
         if self.classes is not None:
-            unseen = np.setdiff1d(labels, self.classes)
-            if len(unseen):
-                raise ValueError(f"y holds labels that are not in classes: {unseen.tolist()}")
+            check_known(labels, self.classes)
         if self.found is None:
             self.found = labels
         elif (self.found.dtype.kind in "OUS") != (labels.dtype.kind in "OUS"):
@@ -69,13 +68,10 @@ def read(
     mass: NDArray[Any] = np.zeros(0)
     try:
         for batch in batches:
-            if not _length(batch.X) and not _length(batch.y):
+            if no_rows(batch.X, batch.y):
                 continue
             try:
-                X, y = check_rows(clf, batch.X, batch.y, reset=spool is None)
-                weight = check_weight(batch.weight, X)
-                positive = weight > 0
-                X, y, weight = X[positive], check_labels(y)[positive], weight[positive]
+                X, y, weight = check_labelled(clf, batch.X, batch.y, batch.weight, spool is None)
                 number = label(y) if len(y) else np.zeros(0, np.int64)
             except ValueError as error:
                 raise ValueError(f"source, {batch.where}: {error}") from error
@@ -102,13 +98,8 @@ def read(
     finally:
         if spool is not None:
             spool.close()
-    if not store.n:
-        raise ValueError("class_weight and sample_weight leave no row with any weight")
+    check_some(store.n)
     return (store.read(0, store.n) if store.nbytes <= MEMORY_BYTES else store), known
-
-
-def _length(x: Any) -> int:
-    return x.shape[0] if hasattr(x, "shape") and x.shape else len(x)
 
 
 def _sum(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:

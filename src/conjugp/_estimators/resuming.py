@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,9 @@ from conjugp._persistence.checkpoint import FIT, Checkpoint
 from conjugp._persistence.codec import classes_of
 from conjugp._persistence.fingerprint import data_fingerprint, fingerprint
 from conjugp._persistence.journal import Journal
+from conjugp._rows.canonical import Rows
 from conjugp._rows.dataset import Dataset
+from conjugp._rows.on_disk import Store
 from conjugp.kernels import KERNELS
 from conjugp.likelihoods import LIKELIHOODS, get_likelihood
 
@@ -26,21 +28,10 @@ _UNMARKED_OPTIONS = {"callback", "on_interrupt", "checkpoint_every", "cache_mb",
 _UNMARKED_OPTIONS |= {"distributed"}
 
 
-class Marked(Protocol):
-    """Rows that can be told from others."""
-
-    @property
-    def n(self) -> int: ...
-    @property
-    def n_features(self) -> int: ...
-    @property
-    def digests(self) -> dict[str, str]: ...
-
-
 def open_journal(
     clf: Any,
     path: str | os.PathLike[str] | None,
-    rows: Marked,
+    rows: Rows | Store,
     classes: NDArray[Any],
     data: Dataset,
     warm: Fitted | None,
@@ -74,7 +65,8 @@ def open_journal(
     }
     own = classes_of([clf.kernel, get_likelihood(clf.likelihood)])
     known = {*KERNELS, *LIKELIHOODS.values(), *own}
-    mark = data_fingerprint((rows.n_features, rows.n), rows.digests, classes) | fingerprint(values)
+    size = (rows.n_features, data.n)
+    mark = data_fingerprint(size, rows.digests, classes) | fingerprint(values)
     where = path if group.rank == 0 else None
     every = options.checkpoint_every
     journal = group.all(lambda: Checkpoint(where, FIT, mark, seed=seed, every=every, classes=known))

@@ -25,13 +25,12 @@ from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._persistence.codec import in_checkpoints
 from conjugp._persistence.journal import Journal
 from conjugp._rows.dataset import Data, Dataset, class_shares
-from conjugp._rows.deferred import Deferred
+from conjugp._rows.hold_out import folds
 from conjugp.kernels import RBF, Kernel
 from conjugp.likelihoods import LogisticSoftmax
 
 KERNEL_CLASSES = 10  # classes of the fits that learn or choose a kernel
 ELBO_ROWS, ELBO_PAIRS = 2048, 2**20  # rows, times classes, that stand for all in the ELBO
-FOLDS = 5
 SATURATED, SATURATED_ROWS = 4.0, 512  # σ is above .98 there; rows that are asked
 SCALES = (0.1, 1.0)  # of coupled fits with less than all of the conditional variance
 
@@ -161,8 +160,7 @@ class Fitter(ABC):
             Z = p.inducing if n_inducing >= len(p.inducing) else p.inducing[few]
         else:
             if by_class and p.inducing == "kmeans":
-                labelled = data.sampled() if isinstance(data, Deferred) else data.sample()
-                Z = class_centres(kernel, labelled, n_inducing, self.generator)
+                Z = class_centres(kernel, data.sample(), n_inducing, self.generator)
             else:
                 X, _, weight, _ = data.sample()
                 Z = inducing.choose(p.inducing, X, weight, n_inducing, kernel, self.generator)
@@ -219,25 +217,6 @@ def estimated_elbo(model: Model, data: Dataset) -> float:
     part = data.head(min(ELBO_ROWS, max(1, ELBO_PAIRS // data.n_classes)))
     kl = model.kl()
     return (model.elbo(part) + kl) * (data.total / part.total) - kl
-
-
-def folds(data: Data) -> list[Tensor]:
-    """Masks of folds with even shares of every class.
-
-    Rows of rare classes are in them too: leaving them out would say that nothing is ever rare.
-    Only of classes that are many copies of one or two rows would a fold take all. A handful of rows
-    says nothing.
-    """
-    if data.n < FOLDS:
-        return []
-    counts = torch.bincount(data.y, minlength=data.n_classes)
-    # As many as that, for rows of this set, are copies of one.
-    many = 3.0 * max(1.0, data.total / data.n)
-    usable = ((counts >= 3) | (data.mass < many))[data.y]
-    place = torch.empty_like(data.y)
-    place[torch.argsort(data.y, stable=True)] = torch.arange(data.n, device=data.y.device)
-    masks = [(place % FOLDS == k) & usable for k in range(FOLDS)]
-    return [mask for mask in masks if mask.any() and not mask.all()]
 
 
 def unseen(data: Data, fold: Tensor) -> Tensor:

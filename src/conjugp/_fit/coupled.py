@@ -30,13 +30,11 @@ from conjugp._inference import svi
 from conjugp._inference.settings import Result, Settings
 from conjugp._inference.train import Interrupted, train
 from conjugp._rows.dataset import Data, Dataset
-from conjugp._rows.deferred import Deferred
 from conjugp.kernels import RBF, Kernel
 from conjugp.likelihoods._base import Likelihood
 
 # Of the kernel with which minibatches start: its variance, and its length in median distances.
 FIRST_VARIANCE, FIRST_LENGTH = 3.0, 0.25
-READS = 2  # epochs up to which rows are scaled whenever they are read
 LEAST_CHUNK, HELD_CHUNK = 64, 1024  # held-out rows at a time
 # Of the variance given the inducing points rows keep this many times M/N, and at least so much.
 KEPT, LEAST_KEPT = 3.0, 0.05
@@ -56,10 +54,6 @@ class CoupledFit(Fitter):
         rows, held = data, None
         if calibrate and not full:
             rows, held, data = data.hold_out(p.options.hold_out)
-        often = full or p.max_epochs > READS or p.class_batch is not None or p.inference == "ep"
-        if isinstance(data, Deferred) and often:
-            data = data.rows(0, None)
-            rows = data.rows(0, rows.n)
         self.data = data
         if held is not None and not held.n:  # with too few rows for a hold-out, folds do instead
             held = None

@@ -24,7 +24,6 @@ from conjugp._inference.mean import Interrupted
 from conjugp._inference.settings import Progress
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._rows.dataset import Data, Dataset
-from conjugp._rows.deferred import Deferred
 from conjugp.kernels import Kernel, Normalised
 
 JOINT_INDUCING, JOINT_STEPS = 1000, 200  # of the fit in which a decoupled ELBO learns the kernel
@@ -42,9 +41,6 @@ class DecoupledFit(KernelChoice):
         # Few rows are all trained on in the end, so more of them can choose the kernel.
         share = max(p.options.hold_out, min(0.3, 500 / self.data.n))
         train, held, data = self.data.hold_out(share)
-        if isinstance(data, Deferred):
-            data = data.rows(0, None)
-            train, held = data.rows(0, train.n), data.rows(train.n, None)
         self.data = data
         by_elbo = p.learn_kernel and p.options.mean_training == "elbo" and p.family != NONE
         if warm is not None:

@@ -19,7 +19,7 @@ from conjugp._gp.inducing import by_class, metric
 from conjugp._gp.temperature import fit_temperature
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._persistence.journal import Journal
-from conjugp._rows.dataset import Data, Labelled
+from conjugp._rows.dataset import Data
 from conjugp.kernels import Kernel, Normalised
 
 TIE = 0.005  # losses closer than this are alike
@@ -66,9 +66,7 @@ def held_out_loss(
     return fit_temperature(p, held.y, held.weight)[1] / held.total
 
 
-def class_centres(
-    kernel: Kernel, data: Labelled, n: int, generator: torch.Generator
-) -> torch.Tensor:
+def class_centres(kernel: Kernel, data: Data, n: int, generator: torch.Generator) -> torch.Tensor:
     """About `n` k-means centres of the classes' rows, in the kernel's own metric."""
     if not isinstance(kernel, Normalised):
         return by_class(data, n, generator, metric(kernel, data.like))

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conjugp._rows.dataset import Labelled, by_label
+from conjugp._rows.dataset import Data
+from conjugp._rows.hold_out import by_label
 from conjugp.kernels import Kernel
 
 STRATEGIES = ("kmeans", "greedy", "random")
@@ -47,7 +48,7 @@ def choose(
 
 
 def by_class(
-    data: Labelled,
+    data: Data,
     n: int,
     generator: torch.Generator,
     lengths: Tensor | None = None,
@@ -61,11 +62,10 @@ def by_class(
     """
     y, n_classes = data.y, data.n_classes
     if 2 * n_classes > n:
-        whole = data.rows(0, None)
-        X = view(whole.X)
+        X = view(data.X)
         if lengths is None:
-            return choose("kmeans", X, whole.weight, n, None, generator)
-        return choose("kmeans", X / lengths, whole.weight, n, None, generator) * lengths
+            return choose("kmeans", X, data.weight, n, None, generator)
+        return choose("kmeans", X / lengths, data.weight, n, None, generator) * lengths
     members = torch.bincount(y, minlength=n_classes)
     counts = members.to(data.like.dtype)
     share = counts.sqrt()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import reduce
 from typing import NamedTuple, Protocol
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from conjugp._numerics.threads import blocks, each
 from conjugp._persistence.codec import in_checkpoints
-from conjugp._rows.canonical import Ordered, Rows, taken
+from conjugp._rows.canonical import Rows, taken
 from conjugp._rows.group import ALONE, Group
 
 _ROUND = 1024  # blocks whose moments are kept until they are joined
@@ -119,7 +118,7 @@ def fit_scaling(rows: Readable, center: bool, group: Group = ALONE) -> Scaling:
     every = blocks(rows.n, rows.n_features)
 
     def moments(i: slice, d: np.ndarray) -> tuple[_Moments, float]:
-        X, _, weight = rows.read(i.start, i.stop)
+        X, _, weight = rows.read(i.start, i.stop)[:3]
         total = float(weight.sum())
         share = weight / total
         # Differences from a row: a constant column's mean is that very number.
@@ -160,14 +159,3 @@ def fit_scaling(rows: Readable, center: bool, group: Group = ALONE) -> Scaling:
     # Rounding of the mean leaves a spread of this size in a constant column.
     constant = sd <= 8 * eps * np.abs(mean) + np.finfo(np.float64).tiny
     return Scaling(mean if center else np.zeros_like(mean), np.where(constant, 1.0, sd))
-
-
-def can_wait(rows: Ordered, scaling: Scaling, dtype: torch.dtype) -> bool:
-    """Whether no row can overflow: what would be an error is found before a fit begins.
-
-    Of weighted numbers none is further from their mean than √(total/weight) deviations. A constant
-    feature, which keeps its scale, may have a deviation of some roundings of its mean.
-    """
-    farthest = math.sqrt(float(rows.weight.sum()) / float(rows.weight.min()))
-    rounding = 8 * float(np.finfo(rows.X.dtype).eps) * float(np.abs(scaling.shift).max(initial=0.0))
-    return 2 * farthest * max(1.0, rounding) < scaling.limit(dtype)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from conjugp._numerics.threads import blocks, each
+from conjugp._rows.group import ALONE, Group
 
 _HASHED = 1 << 15  # numbers hashed at a time
 
@@ -35,15 +36,18 @@ class Units(Protocol):
 
 
 class Rows(NamedTuple):
-    """Distinct weighted rows."""
+    """Distinct weighted rows in the user's units; with a `place`, X still where the user has it."""
 
-    X: np.ndarray  # (n, D)
+    X: np.ndarray  # (n, D), or (N, D) with a place
     y: np.ndarray  # (n,) int64, class indices
     weight: np.ndarray  # (n,) float64, positive
+    place: np.ndarray | None = None  # (n,) int64, which of the rows of X these are
+    key: np.ndarray | None = None  # (n,) uint64, their hashes
+    group: Group = ALONE  # the ranks that hold the others
 
     @property
     def n(self) -> int:
-        """The number of rows."""
+        """The number of rows here."""
         return len(self.y)
 
     @property
@@ -53,61 +57,32 @@ class Rows(NamedTuple):
 
     @property
     def digests(self) -> dict[str, str]:
-        """What tells these rows from others, column by column, in whatever order."""
-        return named_digests(self.sums(), self.X.dtype)
+        """What tells the rows of all ranks from others, column by column, in whatever order."""
+        sums = np.stack(self.group.gather(self.sums())).sum(0, dtype=np.uint64)
+        return named_digests(sums, self.X.dtype)
 
     def sums(self) -> np.ndarray:
         """Sums of hashes of the rows, without their labels, with them, with weights too: (3, 2).
 
         They add up over sets of rows; two of each make chance hits rare.
         """
-        labelled = row_hash(self.X, self.y)
-        weighted = labelled ^ row_hash(np.column_stack([self.weight, self.y]).astype(np.float64))
-        keys = np.stack([row_hash(self.X), labelled, weighted])
-        odd = np.uint64(0x9E3779B97F4A7C15)
-        return np.stack([keys.sum(1), (keys * (keys | odd)).sum(1)], axis=1)
+        odd, found = np.uint64(0x9E3779B97F4A7C15), np.zeros((3, 2), np.uint64)
+        for i in blocks(self.n, self.n_features):
+            X, y, weight = self.read(i.start, i.stop)[:3]
+            labelled = row_hash(X, y)
+            weighted = labelled ^ row_hash(np.column_stack([weight, y]).astype(np.float64))
+            keys = np.stack([row_hash(X), labelled, weighted])
+            found += np.stack([keys.sum(1), (keys * (keys | odd)).sum(1)], axis=1)
+        return found
 
     def read(self, start: int, stop: int) -> Rows:
-        """A stretch of rows."""
-        return Rows(*(column[start:stop] for column in self))
-
-
-class Ordered(NamedTuple):
-    """Distinct weighted rows in their order, X still where the user has it."""
-
-    X: np.ndarray  # (N, D)
-    place: np.ndarray  # (n,) int64, which of the rows of X
-    key: np.ndarray  # (n,) uint64, their hashes
-    y: np.ndarray  # (n,) int64, class indices
-    weight: np.ndarray  # (n,) float64, positive
-
-    @property
-    def n(self) -> int:
-        """The number of rows."""
-        return len(self.y)
-
-    @property
-    def n_features(self) -> int:
-        """D."""
-        return self.X.shape[1]
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """What tells these rows from others, column by column, in whatever order."""
-        return named_digests(self.sums(), self.X.dtype)
-
-    def sums(self) -> np.ndarray:
-        """Those of `Rows`."""
-        parts = (self.read(i.start, i.stop).sums() for i in blocks(self.n, self.n_features))
-        return sum(parts, np.zeros((3, 2), np.uint64))
-
-    def read(self, start: int, stop: int) -> Rows:
-        """A stretch of rows."""
+        """A stretch of rows, next to one another in memory."""
         i = slice(start, stop)
-        return Rows(taken(self.X, self.place[i]), self.y[i], self.weight[i])
+        X = self.X[i] if self.place is None else taken(self.X, self.place[i])
+        return Rows(X, self.y[i], self.weight[i])
 
     def gathered(self) -> Rows:
-        """All rows, copied."""
+        """All rows, next to one another in memory."""
         return self.read(0, self.n)
 
 
@@ -134,11 +109,11 @@ def canonical(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Rows:
     return ordered(X, y, weight).gathered()
 
 
-def ordered(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Ordered:
+def ordered(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Rows:
     """The same without a copy of X."""
     weight = np.ones(len(X)) if weight is None else np.asarray(weight, dtype=np.float64)
     y = np.asarray(y, dtype=np.int64)
-    # Without the labels: rows are put in order before all of these are known (see `spool`).
+    # Without the labels: rows are put in order before all of these are known (see `on_disk`).
     key = row_hash(X)
     place = np.argsort(key)
     if not np.diff(key[place]).all():
@@ -152,9 +127,9 @@ def ordered(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Ordered:
     equal = (X[place[near]] == X[place[near - 1]]).all(axis=1)
     same[near] = equal & (y[near] == y[near - 1])
     if not same.any():
-        return Ordered(X, place, key, y, weight)
+        return Rows(X, y, weight, place, key)
     first = np.flatnonzero(~same)
-    return Ordered(X, place[first], key[first], y[first], np.add.reduceat(weight, first))
+    return Rows(X, y[first], np.add.reduceat(weight, first), place[first], key[first])
 
 
 def row_hash(X: np.ndarray, y: np.ndarray | None = None) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Training rows in working units: what every fit reads, in memory here, on disk in `spool`.
+"""The rows of a fit in working units: one protocol, whether in memory, on disk or on ranks.
 
 Positions count all rows, in an order in which any stretch of them is a random sample. `rows`
 gives those of a stretch that are here; `head`, `sample` and `hold_out` give rows to all.
@@ -6,116 +6,165 @@ gives those of a stretch that are here; `head`, `sample` and `hold_out` give row
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from conjugp._rows.group import ALONE, Group
+from conjugp._rows.hold_out import chosen_per_class, held_per_class, rare_per_class, sample_size
 
-MIN_HELD = 100  # held-out rows from which on classes too small for their share give one
-MOST_HELD = 5000
-SAMPLE_ROWS = 2**17  # rows that stand for all where kernels and inducing points are chosen ...
-SAMPLE_ELEMENTS = 2**27  # ... fewer if they have more numbers than this ...
-CLASS_ROWS = 2000  # ... and as many of every rare class, if it has them
-_SCAN = 2**20  # labels looked at at a time
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_SCAN = 2**16  # labels looked at at a time
 _MOVED = 2**8  # rows moved at a time
 
 
-class Dataset(Protocol):
-    """What a fit asks of its rows."""
+class Totals(NamedTuple):
+    """Sums over rows."""
+
+    counts: Tensor  # (C,), rows of every class
+    mass: Tensor  # (C,) float64, their weights
+    total: Tensor  # () float64, the weight of all
+
+
+class Dataset(ABC):
+    """What a fit asks of its rows.
+
+    A kind of rows says where its rows are: labels and weights of a stretch, a stretch, rows by
+    their positions, and how some of them are put last. The rest is written here once.
+    """
+
+    group: Group = ALONE  # the ranks that hold the rows; sums over rows here are summed over it
+    n_classes: int
 
     @property
-    def group(self) -> Group:
-        """The ranks that hold the rows; sums over rows here are to be summed over it."""
-        ...
+    @abstractmethod
+    def n(self) -> int:
+        """The number of rows."""
 
     @property
-    def n(self) -> int: ...
-    @property
-    def n_classes(self) -> int: ...
-    @property
+    @abstractmethod
     def like(self) -> Tensor:
-        """A tensor of the working precision on the working device, with D columns."""
-        ...
+        """No rows (0, D), of the working precision on the working device."""
 
-    @property
-    def mass(self) -> Tensor:
-        """The weight of every class, (C,)."""
-        ...
+    @abstractmethod
+    def labels(self, start: int, stop: int | None) -> tuple[Tensor, Tensor]:
+        """Labels and weights of the rows of a stretch that are here."""
 
-    @property
-    def total(self) -> float:
-        """The weight of all rows: what N is in the equations."""
-        ...
+    @abstractmethod
+    def rows(self, start: int, stop: int | None) -> Data:
+        """The rows of a stretch that are here."""
+
+    @abstractmethod
+    def take(self, index: slice | Tensor) -> Data:
+        """Rows by their positions."""
+
+    @abstractmethod
+    def shifted(self, origin: Tensor) -> Dataset:
+        """The same rows with `origin` (D,) added."""
+
+    @abstractmethod
+    def _put_last(self, index: Tensor) -> Self:
+        """The same rows, those found at `index` after all others; in memory where they are."""
+
+    @abstractmethod
+    def _first(self, n: int) -> Self:
+        """The first n rows alone."""
+
+    def expect(self, start: int, stop: int) -> None:  # noqa: B027
+        """Be told which stretch will be asked for next."""
+
+    @cached_property
+    def totals(self) -> Totals:
+        """Sums over all rows."""
+        C, device = self.n_classes, self.like.device
+        counts = torch.zeros(C, dtype=torch.long, device=device)
+        mass, total = (
+            torch.zeros(C, device=device).double(),
+            torch.zeros((), device=device).double(),
+        )
+        for i in range(0, self.n, _SCAN):
+            y, weight = self.labels(i, min(i + _SCAN, self.n))
+            weight = weight.double()
+            counts += torch.bincount(y, minlength=C)
+            mass += torch.bincount(y, weight, C)
+            total += weight.sum()
+        return Totals(counts, mass, total)
 
     @property
     def counts(self) -> Tensor:
         """The number of rows of every class, (C,)."""
-        ...
+        return self.totals.counts
 
-    def rows(self, start: int, stop: int | None) -> Data:
-        """The rows of a stretch that are here."""
-        ...
+    @property
+    def mass(self) -> Tensor:
+        """The weight of every class, (C,)."""
+        return self.totals.mass
 
-    def expect(self, start: int, stop: int) -> None:
-        """Say which stretch will be asked for next."""
-        ...
-
-    def labels(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Labels and weights of the same rows."""
-        ...
-
-    def take(self, index: slice | Tensor) -> Data:
-        """Rows by their positions."""
-        ...
+    @property
+    def total(self) -> float:
+        """The weight of all rows: what N is in the equations."""
+        return float(self.totals.total)
 
     def head(self, n: int) -> Data:
         """The first n rows."""
-        ...
+        return self._everywhere(self._here(0, min(n, self.n)))
 
     def sample(self) -> Data:
         """Rows that stand for all, every rare class with enough of them."""
-        ...
+        n = sample_size(self.n, self.like.shape[1])
+        first = self.head(n)
+        if n >= self.n:
+            return first
+        rare = self._per_class(n, rare_per_class(self.counts, first.y))
+        return concatenated([first, self._everywhere(rare)])
 
-    def hold_out(self, share: float) -> tuple[Dataset, Data, Dataset]:
+    def hold_out(self, share: float) -> tuple[Self, Data, Self]:
         """Rows to train on, rows held out, and all of them in that order.
 
         Rows in memory are put in that order where they are: no copy of them all.
         """
-        ...
+        given = held_per_class(self.counts, share)
+        n = self.n - int(given.sum())
+        everything = self._put_last(self._per_class(0, given, last=True))
+        held = everything._everywhere(everything._here(n, self.n))
+        return everything._first(n), held, everything
 
-    def shifted(self, origin: Tensor) -> Dataset:
-        """The same rows with `origin` (D,) added."""
-        ...
+    def _per_class(self, start: int, wanted: Tensor, last: bool = False) -> Tensor:
+        """The first, or last, `wanted` (C,) rows of every class from `start` on, for `take`."""
+        wanted, found = wanted.clone(), [wanted[:0]]
+        starts = range(start, self.n, _SCAN)
+        for i in reversed(starts) if last else starts:
+            if not wanted.any():
+                break
+            y, _ = self.labels(i, min(i + _SCAN, self.n))
+            chosen = chosen_per_class(y, wanted, last)
+            wanted -= torch.bincount(y[chosen], minlength=self.n_classes)
+            found.append(chosen + i)
+        return torch.cat(found[::-1] if last else found)
+
+    def _here(self, start: int, stop: int) -> slice:
+        """Which of the rows here are in a stretch."""
+        return slice(start, stop)
+
+    def _everywhere(self, index: slice | Tensor) -> Data:
+        """Rows here, and those that the other ranks found, on every rank."""
+        return self.take(index)
 
 
-class Labelled(Protocol):
-    """Rows of which the labels are known, and any can be had."""
-
-    @property
-    def y(self) -> Tensor: ...
-    @property
-    def n_classes(self) -> int: ...
-    @property
-    def like(self) -> Tensor: ...
-    def rows(self, start: int, stop: int | None) -> Data: ...
-    def take(self, index: slice | Tensor) -> Data: ...
-
-
-class Data(NamedTuple):
-    """Rows in memory."""
-
+class _Columns(NamedTuple):
     X: Tensor  # (N, D)
     y: Tensor  # (N,)
     weight: Tensor  # (N,)
     n_classes: int
 
-    @property
-    def group(self) -> Group:
-        """No others: the rows are here."""
-        return ALONE
+
+class Data(_Columns, Dataset):
+    """Rows in memory: X (N, D), y (N,), weight (N,) and the number of classes."""
 
     @property
     def n(self) -> int:
@@ -124,149 +173,49 @@ class Data(NamedTuple):
 
     @property
     def like(self) -> Tensor:
-        """A tensor of the working precision on the working device, with D columns."""
+        """No rows (0, D)."""
         return self.X[:0]
 
-    @property
-    def mass(self) -> Tensor:
-        """The weight of every class, (C,)."""
-        # Of no rows it would be whole numbers.
-        return torch.bincount(self.y, self.weight.double(), self.n_classes).double()
-
-    @property
-    def total(self) -> float:
-        """The weight of all rows: what N is in the equations."""
-        return float(self.weight.sum())
-
-    @property
-    def counts(self) -> Tensor:
-        """The number of rows of every class, (C,)."""
-        return torch.bincount(self.y, minlength=self.n_classes)
-
-    def rows(self, start: int, stop: int | None) -> Data:
-        """Some of the rows."""
-        return self.take(slice(start, stop))
-
-    def expect(self, start: int, stop: int) -> None:
-        """Nothing to prepare: the rows are here."""
-
-    def labels(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Labels and weights of some of the rows."""
+    def labels(self, start: int, stop: int | None) -> tuple[Tensor, Tensor]:
+        """Labels and weights of a stretch."""
         return self.y[start:stop], self.weight[start:stop]
 
+    def rows(self, start: int, stop: int | None) -> Data:
+        """A stretch of rows."""
+        return self.take(slice(start, stop))
+
     def take(self, index: slice | Tensor) -> Data:
-        """Some of the rows, by their positions."""
+        """Rows by their positions."""
         return Data(self.X[index], self.y[index], self.weight[index], self.n_classes)
-
-    def head(self, n: int) -> Data:
-        """The first n rows."""
-        return self.rows(0, n)
-
-    def sample(self) -> Data:
-        """Rows that stand for all, every rare class with enough of them."""
-        n = sample_size(self)
-        if n >= self.n:
-            return self
-        return joined([self.rows(0, n), self.take(rare_rows(self, n))])
-
-    def hold_out(self, share: float) -> tuple[Data, Data, Data]:
-        """Rows to train on, rows held out, and all of them in that order: these, moved in place."""
-        last = held_rows(self, share)
-        n = self.n - len(last)
-        if len(last):
-            self._put_last(last)
-        return self.rows(0, n), self.rows(n, None), self
-
-    def _put_last(self, index: Tensor) -> None:
-        """Move rows to the end; those after the first of them move up."""
-        start = int(index[0])
-        kept = torch.ones(self.n - start, dtype=torch.bool, device=self.y.device)
-        kept[index - start] = False
-        behind = kept.nonzero().squeeze(1) + start
-        for column in self[:3]:
-            held, at = column[index], start
-            for some in behind.split(_MOVED):
-                column[at : at + len(some)] = column[some]
-                at += len(some)
-            column[at:] = held
 
     def shifted(self, origin: Tensor) -> Data:
         """The same rows with `origin` (D,) added."""
         return self._replace(X=self.X + origin)
 
+    def _first(self, n: int) -> Data:
+        return self.rows(0, n)
 
-def joined(parts: list[Data]) -> Data:
+    def _put_last(self, index: Tensor) -> Data:
+        """These rows, moved: those after the first of `index` move up."""
+        if not len(index):
+            return self
+        start = int(index[0])
+        stays = torch.ones(self.n - start, dtype=torch.bool, device=self.y.device)
+        stays[index - start] = False
+        behind = stays.nonzero().squeeze(1) + start
+        for column in (self.X, self.y, self.weight):
+            moved, at = column[index], start
+            for some in behind.split(_MOVED):
+                column[at : at + len(some)] = column[some]
+                at += len(some)
+            column[at:] = moved
+        return self
+
+
+def concatenated(parts: list[Data]) -> Data:
     """Rows one after the other."""
     X, y, weight = (torch.cat(column) for column in list(zip(*parts, strict=True))[:3])
     return Data(X, y, weight, parts[0].n_classes)
-
-
-def sample_size(data: Dataset) -> int:
-    """How many of the first rows are in a sample."""
-    return min(data.n, SAMPLE_ROWS, max(20_000, SAMPLE_ELEMENTS // data.like.shape[1]))
-
-
-def rare_per_class(counts: Tensor, y: Tensor) -> Tensor:
-    """How many more rows of every class a sample wants that has the labels y, (C,)."""
-    C = len(counts)
-    most = max(16, min(CLASS_ROWS, SAMPLE_ROWS // C))
-    return (counts.clamp(max=most) - torch.bincount(y, minlength=C)).clamp_(min=0)
-
-
-def rare_rows(data: Dataset, n: int) -> Tensor:
-    """Positions, after the first n, of the first rows of classes that have few among those."""
-    C = data.n_classes
-    y, _ = data.labels(0, n)
-    wanted = rare_per_class(data.counts, y)
-    found = [y[:0]]
-    for start in range(n, data.n, _SCAN):
-        if not wanted.any():
-            break
-        y, _ = data.labels(start, min(start + _SCAN, data.n))
-        chosen = (class_rank(y, C) < wanted[y]).nonzero().squeeze(1)
-        wanted -= torch.bincount(y[chosen], minlength=C)
-        found.append(chosen + start)
-    return torch.cat(found)
-
-
-def held_per_class(data: Dataset, share: float) -> Tensor:
-    """How many rows of every class to hold out, (C,).
-
-    Every class gives the same share of its rows; one too small for a share gives none. Where
-    nearly all are, one row each of the largest has to do.
-    """
-    counts, n = data.counts, data.n
-    share = min(share, MOST_HELD / n)
-    given, wanted = (counts * share).floor().long(), int(share * n)
-    missing = wanted - int(given.sum())
-    if wanted >= MIN_HELD and missing > wanted // 2:
-        able = ((given == 0) & (counts >= 3)).nonzero().squeeze(1)
-        given[able[counts[able].argsort(descending=True, stable=True)][:missing]] = 1
-    return given
-
-
-def held_rows(data: Dataset, share: float) -> Tensor:
-    """Positions, in order, of the rows to hold out: the last of every class."""
-    given = held_per_class(data, share)
-    found = [given[:0]]
-    for stop in range(data.n, 0, -_SCAN):
-        if not given.any():
-            break
-        start = max(0, stop - _SCAN)
-        y, _ = data.labels(start, stop)
-        after = class_rank(y.flip(0), data.n_classes).flip(0)
-        chosen = (after < given[y]).nonzero().squeeze(1)
-        given -= torch.bincount(y[chosen], minlength=data.n_classes)
-        found.append(chosen + start)
-    return torch.cat(found[::-1])
-
-
-def by_label(y: Tensor, n_classes: int) -> Tensor:
-    """What puts labels in order, (N,); equal ones stay as they are."""
-    if y.device.type != "cpu" or n_classes > 2**15:
-        return torch.argsort(y, stable=True)
-    # NumPy counts where numbers are this short.
-    return torch.as_tensor(np.argsort(y.numpy().astype(np.int16), kind="stable"))
 
 
 def class_shares(data: Dataset) -> Tensor:
@@ -277,13 +226,3 @@ def class_shares(data: Dataset) -> Tensor:
     # Rows that are the same count as one here, and weigh what they weigh together.
     rows = data.mass.double() + min(1.0, data.total / max(data.n, 1))
     return rows / rows.sum()
-
-
-def class_rank(y: Tensor, n_classes: int) -> Tensor:
-    """How many rows of the same class come before each row, (N,)."""
-    order = by_label(y, n_classes)
-    counts = torch.bincount(y, minlength=n_classes)
-    first = counts.cumsum(0) - counts
-    rank = torch.empty_like(y)
-    rank[order] = torch.arange(len(y), device=y.device) - first[y[order]]
-    return rank

@@ -1,4 +1,4 @@
-"""Rows on disk in the order of `rows.canonical`, however many there are and however they came.
+"""Rows on disk in the order of `canonical`, however many there are and however they came.
 
 An external sort by a hash of the rows: they go to buckets by their first bits, and every bucket
 is put in order in memory. Files have no names, so nothing is left behind by a process that ends.
@@ -7,12 +7,11 @@ is put in order in memory. Files have no names, so nothing is left behind by a p
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import tempfile
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from typing import IO, Any
 
 import numpy as np
@@ -20,14 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from conjugp._rows.canonical import Rows, Units, canonical, row_hash
-from conjugp._rows.dataset import Data, held_rows, joined, rare_rows, sample_size
-from conjugp._rows.group import ALONE, Group
+from conjugp._rows.canonical import Rows, Units, canonical, named_digests, ordered
+from conjugp._rows.dataset import Data, Dataset
 
 _BITS = 6  # of the hash that choose a bucket
 SORTED_BYTES = 2**27  # rows that are put in order at a time
 _KEPT_BYTES = 2**24  # rows that wait in memory before they go to their buckets
 _LABEL, _WEIGHT = np.dtype("<i4"), np.dtype("<f8")
+_NAMES = ("X", "y", "weight")
 
 
 class _File:
@@ -124,10 +123,11 @@ class Spool:
     def _scatter(self, rows: NDArray[Any], buckets: list[_File], used: int) -> None:
         """Add every row to the bucket of the bits of its hash that come after those `used`."""
         # Merged now, so that no bucket is full of one row; and in order, so that cutting is enough.
-        X, y, weight = canonical(np.ascontiguousarray(rows["X"]), rows["y"], rows["weight"])
-        which = (row_hash(X) << np.uint64(used)) >> np.uint64(64 - _BITS)
-        rows = np.empty(len(X), self._row)
-        rows["X"], rows["y"], rows["weight"] = X, y, weight
+        found = ordered(np.ascontiguousarray(rows["X"]), rows["y"], rows["weight"])
+        assert found.key is not None
+        rows = rows[found.place]
+        rows["weight"] = found.weight
+        which = (found.key << np.uint64(used)) >> np.uint64(64 - _BITS)
         ends = np.cumsum(np.bincount(which.astype(np.int64), minlength=len(buckets)))
         for part, bucket in zip(np.split(rows, ends[:-1]), buckets, strict=True):
             bucket.append(part)
@@ -160,12 +160,13 @@ class Spool:
 
 
 class Store:
-    """Distinct weighted rows on disk, in order."""
+    """Distinct weighted rows on disk, in order, in the user's units."""
 
     def __init__(self, n_features: int, dtype: np.dtype[Any], folder: str) -> None:
         self.n, self.n_features, self.dtype = 0, n_features, dtype
-        self._files = {name: _File(folder) for name in Rows._fields}
-        self._digests = {name: hashlib.sha256(str(dtype).encode()) for name in Rows._fields}
+        kinds = {"X": (dtype, n_features), "y": (_LABEL, 1), "weight": (_WEIGHT, 1)}
+        self._columns = {name: (_File(folder), *kind) for name, kind in kinds.items()}
+        self._sums = np.zeros((3, 2), np.uint64)
 
     @property
     def nbytes(self) -> int:
@@ -174,191 +175,150 @@ class Store:
 
     @property
     def digests(self) -> dict[str, str]:
-        """What tells these rows from others."""
-        return {name: digest.hexdigest() for name, digest in self._digests.items()}
+        """What tells these rows from others: the same as in memory."""
+        return named_digests(self._sums, self.dtype)
 
     def append(self, rows: Rows) -> None:
         """Add rows that come after all those before."""
-        stored = Rows(rows.X, rows.y.astype(_LABEL), rows.weight.astype(_WEIGHT))
-        for name, column in stored._asdict().items():
-            self._files[name].append(column)
-            self._digests[name].update(np.ascontiguousarray(column).data)
+        for name, (file, dtype, _) in self._columns.items():
+            file.append(getattr(rows, name).astype(dtype, copy=False))
+        self._sums += rows.sums()
         self.n += rows.n
 
     def read(self, start: int, stop: int) -> Rows:
         """A stretch of rows."""
-        n, D = stop - start, self.n_features
-        X = self._files["X"].read(start * D, n * D, self.dtype).reshape(n, D)
-        return Rows(X, *self.labels(start, stop))
+        return _rows(self.columns(start, stop))
 
-    def labels(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Their labels and weights."""
-        y = self._files["y"].read(start, stop - start, _LABEL)
-        weight = self._files["weight"].read(start, stop - start, _WEIGHT)
-        return y.astype(np.int64), weight
+    def columns(self, start: int, stop: int, names: Sequence[str] = _NAMES) -> list[NDArray[Any]]:
+        """Some columns of a stretch of rows, (n, width) each."""
+        found = []
+        for file, dtype, width in (self._columns[name] for name in names):
+            cells = file.read(start * width, (stop - start) * width, dtype)
+            found.append(cells.reshape(stop - start, width))
+        return found
 
-    def take(self, index: NDArray[np.int64]) -> Rows:
-        """Rows by their numbers."""
-        X = self._files["X"].take(index, self.n_features, self.dtype)
-        y, weight = (
-            self._files[name].take(index, 1, dtype)[:, 0]
-            for name, dtype in (("y", _LABEL), ("weight", _WEIGHT))
-        )
-        return Rows(X, y.astype(np.int64), weight)
+    def take(self, index: NDArray[np.int64], names: Sequence[str] = _NAMES) -> list[NDArray[Any]]:
+        """Some columns of rows by their numbers, (n, width) each."""
+        columns = (self._columns[name] for name in names)
+        return [file.take(index, width, dtype) for file, dtype, width in columns]
 
 
-@dataclass(frozen=True, eq=False)
-class Spooled:
-    """A store's rows in working units: a `Dataset`. The next stretch is read ahead."""
+def _rows(columns: Sequence[NDArray[Any]]) -> Rows:
+    X, y, weight = columns
+    return Rows(X, y[:, 0].astype(np.int64), weight[:, 0])
 
-    store: Store
-    scaling: Units
-    n_classes: int
-    like: Tensor  # (0, D)
-    counts: Tensor  # (C,)
-    mass: Tensor  # (C,)
-    held: NDArray[np.int64]  # numbers, in order, of the store's rows that come last
-    origin: Tensor | None = None  # (D,), added to every row
-    whole: bool = True  # whether those that come last belong to it
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_ahead", {})
-        object.__setattr__(self, "_reader", ThreadPoolExecutor(1, "rows"))
+class OnDisk(Dataset):
+    """A store's rows in working units. The next stretch is read ahead."""
 
-    @property
-    def group(self) -> Group:
-        """No others: the rows are on this machine's disk."""
-        return ALONE
+    def __init__(
+        self,
+        store: Store,
+        units: Units,
+        n_classes: int,
+        like: Tensor,
+        *,
+        last: NDArray[np.int64] | None = None,
+        n: int | None = None,
+        origin: Tensor | None = None,
+    ) -> None:
+        self.store, self.units, self.n_classes = store, units, n_classes
+        self._like, self._n, self._origin = like, store.n if n is None else n, origin
+        # Numbers, in order, of the store's rows that come after all others.
+        self._last = np.empty(0, np.int64) if last is None else last
+        self._reader = ThreadPoolExecutor(1, "rows")
+        self._ahead: dict[tuple[int, int], Future[Data]] = {}
 
     @property
     def n(self) -> int:
         """The number of rows."""
-        return self.store.n if self.whole else self._first
+        return self._n
 
     @property
-    def _first(self) -> int:
-        """How many rows come before those held out."""
-        return self.store.n - len(self.held)
+    def like(self) -> Tensor:
+        """No rows (0, D)."""
+        return self._like
 
-    @property
-    def total(self) -> float:
-        """The weight of all rows."""
-        return float(self.mass.sum())
+    def labels(self, start: int, stop: int | None) -> tuple[Tensor, Tensor]:
+        """Labels and weights of a stretch."""
+        return self._tensors(*self._read(start, self._end(stop), ("y", "weight")))
 
     def rows(self, start: int, stop: int | None) -> Data:
         """A stretch of rows, from disk."""
-        stop = self.n if stop is None else min(stop, self.n)
-        ahead: dict[tuple[int, int], Future[Data]] = self._ahead  # type: ignore[attr-defined]
-        future = ahead.pop((start, stop), None)
-        return self._read(start, stop) if future is None else future.result()
+        stop = self._end(stop)
+        ahead = self._ahead.pop((start, stop), None)
+        return self._stretch(start, stop) if ahead is None else ahead.result()
 
     def expect(self, start: int, stop: int) -> None:
         """Begin to read a stretch that will be asked for next."""
-        ahead: dict[tuple[int, int], Future[Data]] = self._ahead  # type: ignore[attr-defined]
-        if start >= min(stop, self.n) or (start, stop) in ahead:
-            return
-        ahead.clear()
-        ahead[start, stop] = self._reader.submit(self._read, start, stop)  # type: ignore[attr-defined]
-
-    def labels(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Labels and weights of a stretch."""
-        lo, hi, kept, index = self._places(start, min(stop, self.n))
-        y, weight = self.store.labels(lo, hi)
-        last = self.store.take(index)
-        return self._tensors(
-            np.concatenate([y[kept], last.y]), np.concatenate([weight[kept], last.weight])
-        )
+        if start < min(stop, self.n) and (start, stop) not in self._ahead:
+            self._ahead.clear()
+            self._ahead[start, stop] = self._reader.submit(self._stretch, start, stop)
 
     def take(self, index: slice | Tensor) -> Data:
         """Rows by their positions."""
         if isinstance(index, slice):
-            return self.rows(index.start, index.stop)
-        p = index.cpu().numpy()
-        before = p < self._first
-        places = np.empty_like(p)
-        places[before] = self._place(p[before])
-        places[~before] = self.held[p[~before] - self._first]
-        return self._data(self.store.take(places))
+            return self.rows(index.start or 0, index.stop)
+        return self._data(self.store.take(self._numbers(index.cpu().numpy())))
 
-    def head(self, n: int) -> Data:
-        """The first n rows."""
-        return self.rows(0, n)
-
-    def sample(self) -> Data:
-        """Rows that stand for all, every rare class with enough of them."""
-        n = sample_size(self)
-        return joined([self.rows(0, n), self.take(rare_rows(self, n))])
-
-    def hold_out(self, share: float) -> tuple[Spooled, Data, Spooled]:
-        """Rows to train on, rows held out, and all of them in that order."""
-        held = held_rows(self, share)
-        part = self.take(held)
-        data = replace(self, held=held.cpu().numpy())
-        counts, mass = self.counts - part.counts, self.mass - part.mass
-        return replace(data, counts=counts, mass=mass, whole=False), part, data
-
-    def shifted(self, origin: Tensor) -> Spooled:
+    def shifted(self, origin: Tensor) -> OnDisk:
         """The same rows with `origin` (D,) added."""
-        return replace(self, origin=origin)
+        return self._like_this(self._last, self.n, origin)
 
-    def _place(self, p: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where in the store rows before those held out are."""
-        return p + np.searchsorted(self.held - np.arange(len(self.held)), p, side="right")
+    def _put_last(self, index: Tensor) -> OnDisk:
+        found = self._like_this(index.cpu().numpy(), self.n, self._origin)
+        found.totals = self.totals
+        return found
 
-    def _places(
-        self, start: int, stop: int
-    ) -> tuple[int, int, NDArray[np.bool_], NDArray[np.int64]]:
-        """A stretch of the store, which of it is wanted, and rows held out that come after it."""
-        end = min(stop, self._first)
+    def _first(self, n: int) -> OnDisk:
+        return self._like_this(self._last, n, self._origin)
+
+    def _like_this(self, last: NDArray[np.int64], n: int, origin: Tensor | None) -> OnDisk:
+        how = {"last": last, "n": n, "origin": origin}
+        return OnDisk(self.store, self.units, self.n_classes, self.like, **how)
+
+    def _end(self, stop: int | None) -> int:
+        return self.n if stop is None else min(stop, self.n)
+
+    def _numbers(self, p: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which of the store's rows are at some positions."""
+        first, n_last = self.store.n - len(self._last), len(self._last)
+        numbers = p + np.searchsorted(self._last - np.arange(n_last), p, side="right")
+        late = p >= first
+        numbers[late] = self._last[p[late] - first]
+        return numbers
+
+    def _read(self, start: int, stop: int, names: Sequence[str]) -> list[NDArray[Any]]:
+        """Some columns of a stretch, of which all but those that come last are one of the store."""
+        first = self.store.n - len(self._last)
+        late = self._last[max(start - first, 0) : max(stop - first, 0)]
         lo = hi = 0
-        kept = np.ones(0, dtype=bool)
-        if start < end:
-            lo, last = (int(x) for x in self._place(np.array([start, end - 1])))
-            hi = last + 1
-            kept = np.ones(hi - lo, dtype=bool)
-            kept[self.held[(self.held >= lo) & (self.held < hi)] - lo] = False
-        late = self.held[max(start - self._first, 0) : max(stop - self._first, 0)]
-        return lo, hi, kept, late
-
-    def _read(self, start: int, stop: int) -> Data:
-        lo, hi, kept, late = self._places(start, stop)
-        rows = self.store.read(lo, hi)
-        if not kept.all():
-            rows = Rows(*(column[kept] for column in rows))
+        if start < min(stop, first):
+            ends = self._numbers(np.array([start, min(stop, first) - 1]))
+            lo, hi = int(ends[0]), int(ends[1]) + 1
+        if lo == hi:
+            return self.store.take(late, names)
+        columns = self.store.columns(lo, hi, names)
+        gone = self._last[(self._last >= lo) & (self._last < hi)] - lo
+        if len(gone):
+            columns = [np.delete(column, gone, axis=0) for column in columns]
         if len(late):
-            last = self.store.take(late)
-            rows = Rows(*(np.concatenate(pair) for pair in zip(rows, last, strict=True)))
-        return self._data(rows)
+            pairs = zip(columns, self.store.take(late, names), strict=True)
+            columns = [np.concatenate(pair) for pair in pairs]
+        return columns
 
-    def _data(self, rows: Rows) -> Data:
-        X = self.scaling.apply(rows.X, self.like.dtype, self.like.device)
-        if self.origin is not None:
-            X += self.origin
-        return Data(X, *self._tensors(rows.y, rows.weight), self.n_classes)
+    def _stretch(self, start: int, stop: int) -> Data:
+        return self._data(self._read(start, stop, _NAMES))
+
+    def _data(self, columns: Sequence[NDArray[Any]]) -> Data:
+        X = self.units.apply(columns[0], self.like.dtype, self.like.device)
+        if self._origin is not None:
+            X += self._origin
+        return Data(X, *self._tensors(*columns[1:]), self.n_classes)
 
     def _tensors(self, y: NDArray[Any], weight: NDArray[Any]) -> tuple[Tensor, Tensor]:
         device = self.like.device
         return (
-            torch.as_tensor(y, device=device),
-            torch.as_tensor(weight, dtype=self.like.dtype, device=device),
+            torch.as_tensor(y[:, 0].astype(np.int64), device=device),
+            torch.as_tensor(weight[:, 0], dtype=self.like.dtype, device=device),
         )
-
-
-def spooled(store: Store, scaling: Units, n_classes: int, like: Tensor) -> Spooled:
-    """The rows of a store for a fit."""
-    counts, mass = np.zeros(n_classes, np.int64), np.zeros(n_classes)
-    step = 2**20
-    for i in range(0, store.n, step):
-        y, weight = store.labels(i, min(i + step, store.n))
-        counts += np.bincount(y, minlength=n_classes)
-        mass += np.bincount(y, weights=weight, minlength=n_classes)
-    device = like.device
-    return Spooled(
-        store,
-        scaling,
-        n_classes,
-        like,
-        torch.as_tensor(counts, device=device),
-        torch.as_tensor(mass, device=device),
-        np.empty(0, np.int64),
-    )

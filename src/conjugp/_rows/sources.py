@@ -28,18 +28,23 @@ class Batch(NamedTuple):
     names: list[str] | None = None  # of the features, where X does not bring them
 
 
-class _Columns(NamedTuple):
-    """The roles of a table's columns."""
+class _Roles(NamedTuple):
+    """Which columns of a table hold what."""
 
     target: str
     weight: str | None
 
     def split(self, table: Any) -> tuple[Any, Any, Any]:
-        """Features, labels and weights of a DataFrame."""
-        for name in filter(None, self):
-            if name not in table.columns:
-                raise ValueError(f"there is no column {name!r}; there are {list(table.columns)}")
-        features = table.drop(columns=[name for name in self if name is not None])
+        """Features, labels and weights of a DataFrame, pandas' or any that has `select`."""
+        names = list(getattr(table, "column_names", table.columns))
+        roles = [name for name in self if name is not None]
+        for name in roles:
+            if name not in names:
+                raise ValueError(f"there is no column {name!r}; there are {names}")
+        if hasattr(table, "select"):
+            features = table.select([name for name in names if name not in roles])
+        else:
+            features = table.drop(columns=roles)
         weight = None if self.weight is None else table[self.weight].to_numpy()
         return features, table[self.target].to_numpy(), weight
 
@@ -57,10 +62,10 @@ def batches(source: Any, target: str | None, weight: str | None) -> Iterator[Bat
         source = DataLoader(source, batch_size=4096 if whole else 1024)
     if not isinstance(source, Iterable):
         raise TypeError(f"{_KINDS}; got {type(source).__name__}")
-    return _iterable(source, None if target is None else _Columns(target, weight))
+    return _iterable(source, None if target is None else _Roles(target, weight))
 
 
-def _iterable(source: Iterable[Any], columns: _Columns | None) -> Iterator[Batch]:
+def _iterable(source: Iterable[Any], columns: _Roles | None) -> Iterator[Batch]:
     for i, item in enumerate(source):
         where = f"batch {i + 1}"
         if columns is not None:
@@ -106,7 +111,7 @@ def _parquet(path: Path, target: str | None, weight: str | None) -> Iterator[Bat
         there = table.schema.names
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(f"source: {path} cannot be read as Parquet ({error})") from error
-    columns = _Columns(target, weight)
+    columns = _Roles(target, weight)
     for name in filter(None, columns):
         if name not in there:
             raise ValueError(f"source: {path} has no column {name!r}; it has {there}")

@@ -50,7 +50,7 @@ class Interrupted(Exception):
     """Ctrl-C, with a sentence on what is kept."""
 
 
-class Group(TyperGroup):
+class Commands(TyperGroup):
     """Commands whose errors are one line and an exit code."""
 
     def main(self, args: Any = None, *more: Any, **extra: Any) -> NoReturn:
@@ -73,7 +73,7 @@ class Group(TyperGroup):
 
 
 app = typer.Typer(
-    cls=Group,
+    cls=Commands,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,  # errors are plain lines that can be searched and piped

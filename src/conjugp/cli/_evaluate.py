@@ -33,10 +33,10 @@ from conjugp.cli._scores import (
 from conjugp.cli._settings import (
     Decimal,
     Delimiter,
+    EncodedRows,
     EncodingName,
     ModelArgument,
     Reading,
-    Rows,
     TableArgument,
 )
 from conjugp.cli.models import Model, load_model
@@ -103,16 +103,16 @@ def evaluate(
 class Labelled(NamedTuple):
     """Rows of a table to score, and what the model has to do with the table."""
 
-    rows: Rows
-    all: Rows
-    train: Rows | None  # what the model learned from, where this table has it
+    rows: EncodedRows
+    all: EncodedRows
+    train: EncodedRows | None  # what the model learned from, where this table has it
     seen: int | None  # how many of the rows to score are those; None where it cannot be known
 
 
 def labelled_rows(model: Model, path: Path, reading: Reading, unseen: str = "refuse") -> Labelled:
     """The rows of a table to score: of the one that the model was fitted to, those held out."""
     table = reading.table(path, model.encoding.ignored)
-    rows = Rows.of(table, model.encoding, unseen)
+    rows = EncodedRows.of(table, model.encoding, unseen)
     note_unused(table, model.encoding)
     check_known(rows.y, model.clf.classes_, model.encoding.target)
     if table_digest(rows.X, rows.y) != model.origin["fingerprint"]:
@@ -153,7 +153,7 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
 
 
-def _draw(folder: Path, rows: Rows, proba: Any, classes: Any) -> list[Path]:
+def _draw(folder: Path, rows: EncodedRows, proba: Any, classes: Any) -> list[Path]:
     """Pictures as PNG files in a folder; their paths."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure

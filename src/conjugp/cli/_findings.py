@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from conjugp import metrics
 from conjugp.cli._scores import logistic_regression, scores_of
-from conjugp.cli._settings import Rows
+from conjugp.cli._settings import EncodedRows
 from conjugp.cli.models import Model
 
 RELEVANCE_ROWS, RELEVANCE_COLUMNS, RELEVANCE_SHUFFLES = 1000, 60, 3
@@ -23,9 +23,9 @@ class Subject:
     """A model, the rows to score, and those it learned from where they are known."""
 
     model: Model
-    rows: Rows
-    all: Rows
-    train: Rows | None
+    rows: EncodedRows
+    all: EncodedRows
+    train: EncodedRows | None
     seen: int | None  # how many of the rows to score were learned from, where that is known
     commands: list[str]
     source: str
@@ -77,7 +77,7 @@ def find(subject: Subject) -> Findings:
     )
 
 
-def relevance(model: Model, rows: Rows, seed: int = 0) -> dict[str, float]:
+def relevance(model: Model, rows: EncodedRows, seed: int = 0) -> dict[str, float]:
     """The rise of the NLL when a column is shuffled among the rows, largest first.
 
     A column of categories is shuffled as a whole. Many rows are sampled, and of very many columns

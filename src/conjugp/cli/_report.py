@@ -35,13 +35,13 @@ from conjugp.cli._settings import (
     CategoricalOption,
     Decimal,
     Delimiter,
+    EncodedRows,
     EncodingName,
     Ignore,
     Keep,
     Missing,
     OptionalTarget,
     Reading,
-    Rows,
     TestFile,
     TestSize,
     Weight,
@@ -171,7 +171,7 @@ def _of_model(
     learned = labelled.train
     if train is not None:
         given = replace(reading, keep=[]).table(train, model.encoding.ignored)
-        learned = Rows.of(given, model.encoding, unseen)
+        learned = EncodedRows.of(given, model.encoding, unseen)
     return Subject(
         model,
         labelled.rows,

@@ -103,7 +103,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Rows:
+class EncodedRows:
     """Rows of a table, encoded: features, labels, weights, and the table to show cells from."""
 
     table: Table
@@ -113,16 +113,18 @@ class Rows:
     place: NDArray[np.intp]  # in the file, from 0
 
     @classmethod
-    def of(cls, table: Table, encoding: Encoding, unseen: str | None = None) -> Rows:
+    def of(cls, table: Table, encoding: Encoding, unseen: str | None = None) -> EncodedRows:
         """All rows of a table."""
         y, X = encoding.read_labels(table), encoding.encode(table, unseen)
         weight = encoding.read_weights(table) if encoding.weight in table.columns else None
         return cls(table, X, y, weight, np.arange(table.n_rows))
 
-    def take(self, rows: NDArray[np.intp]) -> Rows:
+    def take(self, rows: NDArray[np.intp]) -> EncodedRows:
         """Some of the rows."""
         weight = None if self.weight is None else self.weight[rows]
-        return Rows(self.table.take(rows), self.X[rows], self.y[rows], weight, self.place[rows])
+        return EncodedRows(
+            self.table.take(rows), self.X[rows], self.y[rows], weight, self.place[rows]
+        )
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,9 @@ class Training:
     """A training table: its encoding, the rows to train on and those held out, if any."""
 
     encoding: Encoding
-    all: Rows
-    train: Rows
-    test: Rows | None
+    all: EncodedRows
+    train: EncodedRows
+    test: EncodedRows | None
     notes: list[str]
 
 
@@ -163,15 +165,15 @@ def prepare(
         weight=reading.weight,
     )
     if test is not None or test_size == 0:
-        rows = group.all(lambda: Rows.of(table, encoding))
+        rows = group.all(lambda: EncodedRows.of(table, encoding))
         held_out = None
         if test is not None:
             known = np.unique(np.concatenate(group.gather(np.unique(rows.y))))
-            held_out = group.all(lambda: Rows.of(reading.table(test, share=share), encoding))
+            held_out = group.all(lambda: EncodedRows.of(reading.table(test, share=share), encoding))
             group.all(lambda: check_known(held_out.y, known, target))
         return Training(encoding, rows, rows, held_out, notes)
     labels = group.all(lambda: encoding.read_labels(table))
     first, second = group.all(lambda: split(labels, test_size, seed))
     encoding = encoding.refilled(joint_sample(table.take(first), target, group))
-    rows = group.all(lambda: Rows.of(table, encoding))
+    rows = group.all(lambda: EncodedRows.of(table, encoding))
     return Training(encoding, rows, rows.take(first), rows.take(second), notes)

@@ -1,0 +1,180 @@
+"""What is checked of rows, labels and weights, and the weights of classes."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import compute_class_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, column_or_1d, validate_data
+
+from conjugp._rows.canonical import Rows, ordered
+
+MOST_SCALE = 3.0  # weights that average more than this, or less than its inverse, are no counts
+
+
+def no_rows(X: Any, y: Any) -> bool:
+    """Whether there are neither rows nor labels: a batch or a rank may have none."""
+
+    def empty(x: Any) -> bool:
+        if hasattr(x, "shape"):
+            return tuple(x.shape[:1]) == (0,)
+        return hasattr(x, "__len__") and not len(x)
+
+    return empty(X) and empty(y)
+
+
+def check_rows(clf: Any, X: Any, y: Any, reset: bool) -> tuple[NDArray[np.floating], Any]:
+    """Checked X as float32 or float64, and y."""
+    if isinstance(X, np.ndarray) and X.dtype.kind in "iub" and X.dtype.itemsize <= 2:
+        X = X.astype(np.float32)  # exact, and half the memory of scikit-learn's float64
+    try:
+        labels: Any = {} if y is None and not reset else {"y": y}
+        rows: Any = X
+        out: Any = validate_data(clf, rows, reset=reset, dtype=(np.float64, np.float32), **labels)
+    except ValueError as error:
+        if "could not convert" in str(error):
+            raise ValueError(f"X must be numeric; encode text columns first ({error})") from error
+        if re.search(r"\b[Xy]\b", str(error)):
+            raise
+        name = "X and y" if "inconsistent" in str(error) else "X"
+        raise ValueError(f"{name}: {error}") from error
+    return out if isinstance(out, tuple) else (out, None)
+
+
+def check_labels(y: Any) -> NDArray[Any]:
+    """Labels of one kind, (n,)."""
+    try:
+        check_classification_targets(y)
+    except ValueError as error:
+        raise ValueError(f"y: {error}") from error
+    except TypeError as error:
+        raise ValueError(f"y must hold labels of one kind, and none missing ({error})") from error
+    return column_or_1d(y, warn=True)
+
+
+def check_classes(found: NDArray[Any]) -> None:
+    """Raise unless there are at least two."""
+    if len(found) < 2:
+        raise ValueError(
+            f"y must hold at least 2 classes with positive weight, got one class: {found.tolist()}"
+        )
+
+
+def check_weight(sample_weight: ArrayLike | None, X: NDArray[Any]) -> NDArray[np.float64]:
+    """Non-negative, finite weights of the rows, (n,)."""
+    try:
+        return _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    except ValueError as error:
+        if "sample_weight" in str(error):
+            raise
+        raise ValueError(f"sample_weight: {error}") from error
+
+
+class WeightScale(NamedTuple):
+    """How large weights are: the sum of those above 0, their number, whether all are whole."""
+
+    total: float = 0.0
+    n: int = 0
+    whole: bool = True
+
+    @classmethod
+    def of(cls, weight: NDArray[np.float64]) -> WeightScale:
+        """That of checked weights."""
+        some = weight[weight > 0]
+        # Beyond 2^53 floats have no fractions left to tell by.
+        whole = (some == np.rint(some)) & (some <= 2.0**53)
+        with np.errstate(over="ignore"):
+            return cls(float(some.sum()), len(some), bool(whole.all()))
+
+    def plus(self, other: WeightScale) -> WeightScale:
+        """That of both."""
+        return WeightScale(self.total + other.total, self.n + other.n, self.whole and other.whole)
+
+    def warn(self) -> None:
+        """Say what a weight means where it is unlikely that these were meant to count rows."""
+        if self.whole or 1 / MOST_SCALE <= self.total / self.n <= MOST_SCALE:
+            return
+        level, frame = 2, sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__", "").startswith("conjugp."):
+            level, frame = level + 1, frame.f_back
+        warnings.warn(
+            f"sample_weight averages {self.total / self.n:.4g}, and a row of weight 2 counts like "
+            f"two rows: these {self.n} count like {self.total:.4g}, and the posterior is as wide "
+            "as with so many. If the weights only compare rows with one another, multiply them by "
+            f"{self.n / self.total:.4g}, so that they average 1",
+            UserWarning,
+            stacklevel=level,
+        )
+
+
+def check_labelled(
+    clf: Any, X: Any, y: Any, sample_weight: ArrayLike | None, reset: bool
+) -> tuple[NDArray[np.floating], NDArray[Any], NDArray[np.float64]]:
+    """Checked rows of positive weight (n, D), their labels (n,) and weights (n,)."""
+    X, y = check_rows(clf, X, y, reset)
+    y, weight = check_labels(y), check_weight(sample_weight, X)
+    some = weight > 0
+    return (X, y, weight) if some.all() else (X[some], y[some], weight[some])
+
+
+def check_training_data(
+    clf: Any,
+    X: ArrayLike,
+    y: ArrayLike,
+    sample_weight: ArrayLike | None,
+    classes: NDArray[Any] | None = None,
+    reset: bool = True,
+) -> tuple[Rows, NDArray[Any]]:
+    """Checked, weighted, merged rows, and the classes."""
+    X_, y_, weight = check_labelled(clf, X, y, sample_weight, reset)
+    if not len(y_):
+        raise ValueError("sample_weight is zero for every row: there is nothing to fit")
+    WeightScale.of(weight).warn()
+    found = np.unique(y_)
+    if classes is None:
+        classes = found
+        check_classes(classes)
+    check_known(found, classes)
+    labels = np.searchsorted(classes, y_)
+    mass = np.bincount(labels, weights=weight, minlength=len(classes))
+    weight = weight * class_factors(getattr(clf, "class_weight", None), classes, mass)[labels]
+    rows = ordered(X_, labels, weight)
+    check_some(rows.n)
+    return rows, classes
+
+
+def check_known(labels: NDArray[Any], classes: NDArray[Any]) -> None:
+    """Raise for labels that are no classes."""
+    unseen = np.setdiff1d(labels, classes)
+    if len(unseen):
+        raise ValueError(f"y holds labels that are not in classes: {unseen.tolist()}")
+
+
+def check_some(n: int) -> None:
+    """Raise if weights have left none of the rows."""
+    if not n:
+        raise ValueError("class_weight and sample_weight leave no row with any weight")
+
+
+def class_factors(
+    class_weight: Any, classes: NDArray[Any], mass: NDArray[Any]
+) -> NDArray[np.float64]:
+    """What multiplies the weights of every class, (C,), which come to `mass` (C,) without it."""
+    if class_weight is None:
+        return np.ones(len(classes))
+    if isinstance(class_weight, str) and class_weight == "balanced":
+        factor = mass.sum() / (len(classes) * np.maximum(mass, np.finfo(float).tiny))
+    else:
+        try:
+            factor = compute_class_weight(class_weight, classes=classes, y=classes)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"class_weight: {error}") from error
+    if not np.all(np.isfinite(factor)) or np.any(factor < 0):
+        raise ValueError("class_weight must be non-negative and finite")
+    return np.asarray(factor, dtype=np.float64)
