@@ -588,13 +588,13 @@ def test_rows_held_out_are_taken_in_by_one_step(changes, monkeypatch):
     assert calibration.temperature == pytest.approx(found.temperature, rel=1e-4)
     assert calibration.variance_scale == found.variance_scale
     assert clf.temperature_ == calibration.temperature
-    # Row by row and class by class (Q3, Q4).
+    # Row by row and class by class (Q3, Q4, S2).
     rho = held.n / (held.n + 0.5 * plan.batch_size * state.step**0.6)
     assert 0.05 < rho < 0.5
     f = features(basis(state.kernels, state.Z, kept=kept), held.X)
     m, v, _ = marginals(moments(state.q), f)
     m = m + state.mean
-    site = clamp(plan.likelihood.site(held.y, m, v, plan.bound), m)
+    site = clamp(plan.likelihood.site(held.y, m, v, plan.bound), m, batch=True)
     scale = total / float(held.weight.sum())
     for c in range(3):
         F = f.A[c % len(f.A)]

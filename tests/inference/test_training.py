@@ -275,10 +275,10 @@ def test_hyperparameters_that_lead_nowhere_rest(batch_size, monkeypatch):
     monkeypatch.setattr("conjugp._inference.train.applies", lambda *_: False)
     real, always = steps.evaluated, False
 
-    def fails(moving, part, q, scale, gradients, rough=None):
+    def fails(moving, part, q, scale, gradients, **how):
         if gradients or always:
             raise FloatingPointError
-        return real(moving, part, q, scale, gradients, rough)
+        return real(moving, part, q, scale, gradients, **how)
 
     for module in (steps, full_batch):
         monkeypatch.setattr(module, "evaluated", fails)
