@@ -442,6 +442,8 @@ def diagrams(result: Values) -> Figure:
             below.tick_params(labelleft=False)
         for ax in (above, below):
             ax.spines[["top", "right"]].set_visible(False)
+    for ax in axes[2:, len(METHODS) - across :].flat:
+        ax.set_axis_off()
     axes[0, 0].legend(frameon=False, fontsize=8, loc="upper left", borderaxespad=0.0)
     return fig
 
