@@ -78,8 +78,7 @@ def main() -> int:
     for (M, B, C), most in SHAPES.items():
         for n_features in FEATURES:
             rows = data(4 * B, C, n_features)
-            # Of a fit of few steps, which compiles nothing.
-            steps = {b: stepper(rows, M, B, b, fused=True, n_steps=0) for b in BOUNDS}
+            steps = {b: stepper(rows, M, B, b, fused=True) for b in BOUNDS}
             name = f"step, M={M}, B={B}, C={C}, D={n_features}"
             record(name, in_turn(steps, arguments.repeats), most)
     for name in FITS:
