@@ -288,10 +288,10 @@ def _training(clf: Any) -> tuple[str, Any]:
     from conjugp.plotting import TrainingCurveDisplay
 
     figure = Figure(figsize=(4.6, 3.0), layout="constrained")
-    ax = TrainingCurveDisplay(history).plot(figure.subplots()).ax_
-    ax.set_xlabel("epoch")
-    if (legend := ax.get_legend()) is not None:
-        legend.remove()
+    for ax in TrainingCurveDisplay(history).plot(figure.subplots()).axes_:
+        ax.set_xlabel("epoch")
+        if (legend := ax.get_legend()) is not None:
+            legend.remove()
     return text, picture(figure, "training", "The objective during the fit")
 
 

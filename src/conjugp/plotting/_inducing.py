@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +10,14 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from conjugp.kernels import Normalised
-from conjugp.plotting._style import axes_for, class_colors, feature_names, numbers, tidy
+from conjugp.plotting._style import (
+    axes_for,
+    class_colors,
+    feature_names,
+    feature_pair,
+    numbers,
+    tidy,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +73,7 @@ class InducingDisplay:
         X: Any,
         y: ArrayLike | None = None,
         *,
-        features: tuple[int, int] | None = None,
+        features: Sequence[int | str] | None = None,
         ax: Axes | None = None,
     ) -> InducingDisplay:
         """Draw the inducing points of a fitted classifier.
@@ -78,9 +86,10 @@ class InducingDisplay:
             Rows to draw beside them.
         y : array-like of shape (n_samples,), default=None
             Their labels.
-        features : pair of int, default=None
-            Which features to draw. If None, both of two; otherwise the first two principal
-            components of standardised rows, or with the kernel ``Normalised`` of their directions.
+        features : pair of int or str, default=None
+            Which features to draw, by place or name. If None, both of two; otherwise the first two
+            principal components of standardised rows, or with the kernel ``Normalised`` of their
+            directions.
         ax
             As in :meth:`plot`.
         """
@@ -89,7 +98,7 @@ class InducingDisplay:
         if features is None and rows.shape[1] == 2:
             features = (0, 1)
         if features is not None:
-            i, j = features
+            i, j = feature_pair(features, names)
             pair = (names[i], names[j])
             return cls(Z[:, [i, j]], rows[:, [i, j]], y, names=pair).plot(ax)
         if rows.shape[1] < 2:

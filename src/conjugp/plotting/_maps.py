@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from conjugp.plotting._style import axes_for, class_colors, feature_names, numbers
+from conjugp.plotting._style import axes_for, class_colors, feature_names, feature_pair, numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,7 +78,7 @@ class PredictionMapDisplay:
         y: ArrayLike | None = None,
         *,
         response: str = "proba",
-        features: tuple[int, int] = (0, 1),
+        features: Sequence[int | str] = (0, 1),
         grid_resolution: int = 150,
         margin: float = 0.2,
         colors: Any = None,
@@ -99,8 +100,8 @@ class PredictionMapDisplay:
             where these are even. ``"latent"`` lays them over each other on white, each as strong
             as σ of its latent mean: white where no class has evidence. The others are one number:
             latent variance, averaged over classes, and the parts of ``predict_uncertainty``.
-        features : pair of int, default=(0, 1)
-            Which two features.
+        features : pair of int or str, default=(0, 1)
+            Which two features, by place or name.
         grid_resolution : int, default=150
             Points in each direction.
         margin : float, default=0.2
@@ -111,9 +112,8 @@ class PredictionMapDisplay:
         if response not in RESPONSES:
             raise ValueError(f"response must be one of {RESPONSES}, got {response!r}")
         rows = numbers("X", X)
-        i, j = features
-        if rows.shape[1] < 2 or i == j or not 0 <= min(i, j) <= max(i, j) < rows.shape[1]:
-            raise ValueError(f"features must be two of {rows.shape[1]}, got {features!r}")
+        names = feature_names(estimator, X, rows.shape[1])
+        i, j = feature_pair(features, names)
         low, high = rows.min(axis=0), rows.max(axis=0)
         edge = margin * np.where(high > low, high - low, 1.0)
         first, second = (
@@ -126,7 +126,6 @@ class PredictionMapDisplay:
         frame = None if columns is None else type(X)(dict(zip(columns, grid.T, strict=True)))
         values = _values(estimator, grid if frame is None else frame, response)
         shape = (grid_resolution, grid_resolution)
-        names = feature_names(estimator, X, rows.shape[1])
         display = cls(
             first,
             second,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +50,16 @@ def feature_names(estimator: Any, X: Any, n_features: int) -> NDArray[Any]:
     if found is not None and len(found) == n_features:
         return np.asarray([str(name) for name in found])
     return np.asarray([f"feature {i}" for i in range(n_features)])
+
+
+def feature_pair(features: Sequence[int | str], names: NDArray[Any]) -> tuple[int, int]:
+    """The places of two features, given by name or by place."""
+    known = {str(name): i for i, name in enumerate(names)}
+    places = [known.get(each, -1) if isinstance(each, str) else each for each in features]
+    if len(set(places)) != 2 or not all(0 <= place < len(names) for place in places):
+        shown = ", ".join(known) if len(known) <= 20 else f"{len(known)} features"
+        raise ValueError(f"features must be two of {shown}, by name or place; got {features!r}")
+    return places[0], places[1]
 
 
 def numbers(name: str, X: Any) -> NDArray[np.float64]:
