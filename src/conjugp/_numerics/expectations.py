@@ -16,19 +16,6 @@ from torch import Tensor
 
 from conjugp._numerics import cuda as launches
 
-__all__ = [
-    "LogisticMoments",
-    "LogisticTails",
-    "Tilt",
-    "expected_log_sigmoid",
-    "gamma_total",
-    "log_gamma_minus_entropy",
-    "logistic_moments",
-    "logistic_tails",
-    "sobol_normals",
-    "tilt",
-]
-
 _SQRT2 = math.sqrt(2.0)
 _LOG_2PI = math.log(2.0 * math.pi)
 

@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-__all__ = ["OPSET", "Scope", "Value"]
-
 OPSET = 17
 _KINDS = {"double": TensorProto.DOUBLE, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
 

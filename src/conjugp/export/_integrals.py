@@ -19,8 +19,6 @@ from conjugp.export._graph import Scope, Value
 from conjugp.likelihoods import _lambda_integral as rule
 from conjugp.likelihoods import _orthant as orthant
 
-__all__ = ["lambda_integral", "largest", "log_sigmoid", "normalised"]
-
 _DEGREE = 16  # of the polynomial for erfc: relative error 2e-11
 _TRIPS = np.array(10_000)  # no row needs as many
 _TINY = float(np.finfo(np.float64).tiny)

@@ -15,8 +15,6 @@ from conjugp import kernels as k
 from conjugp.export._graph import Scope, Value
 from conjugp.kernels._distances import MOST_SQUARE
 
-__all__ = ["check_kernel", "diagonal", "matrix"]
-
 _TINY = float(torch.finfo(torch.float64).tiny)
 
 

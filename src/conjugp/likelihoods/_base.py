@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from conjugp.likelihoods import _monte_carlo as monte_carlo
-from conjugp.likelihoods._monte_carlo import Expectation, average
-
-__all__ = ["MC", "Expectation", "Likelihood", "Site", "average", "known_gradient"]
+from conjugp.likelihoods._monte_carlo import Expectation
 
 MC = "mc"  # not a bound: E[log p] itself, by sampling
 

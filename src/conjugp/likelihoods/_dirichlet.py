@@ -14,8 +14,6 @@ from conjugp.likelihoods._base import Expectation, Likelihood
 from conjugp.likelihoods._lambda_integral import softmax_entropy
 from conjugp.likelihoods._many_classes import predictive
 
-__all__ = ["Dirichlet"]
-
 
 @dataclass(frozen=True)
 class Dirichlet(Likelihood):

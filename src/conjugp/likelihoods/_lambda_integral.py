@@ -17,8 +17,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["lambda_entropy", "lambda_integral", "shifted", "softmax_entropy", "softmax_integral"]
-
 _TAIL = 20.0  # e^{−λσ(f)} is flat below −t − TAIL and above TAIL,
 _DROP = 5.0  # and, where t ≥ DROP, above −t + DROP, where it is e^−70 or less
 _EDGE = 0.75  # width of the normal distribution functions between there and the nodes,

@@ -26,8 +26,6 @@ from torch.nn.functional import logsigmoid
 from conjugp._numerics import cuda as launches
 from conjugp._numerics.expectations import LogisticTails, logistic_tails
 
-__all__ = ["LogSum", "expected_log_sum", "log_expected_sum", "tangent_sums"]
-
 _SKIP = 1e-6  # rows whose integral is certainly smaller do without it
 _NARROW = 0.02  # and it is not looked for where a variance is larger
 _LONG = 1000.0  # rows that are longer in t have nodes of their own

@@ -31,8 +31,6 @@ from conjugp.likelihoods._log_sum import (
 )
 from conjugp.likelihoods._many_classes import predictive
 
-__all__ = ["Classes", "LogisticSoftmax", "Part"]
-
 # γ is at most about 4|m|/v: finite wherever v is not zero. At v = 0 and m below −80 the site is
 # a limit no float holds, though its bound and gradient are fine; this keeps it a number there.
 _MAX_LOG_GAMMA = 80.0

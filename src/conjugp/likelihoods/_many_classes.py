@@ -26,8 +26,6 @@ from conjugp.likelihoods._lambda_integral import (
     softmax_integral,
 )
 
-__all__ = ["many_class_integral", "predictive"]
-
 MANY = 64  # from this many classes on, tables,
 MANY_SHARED = 8  # and from this many on where a row has one variance
 ERROR = 2.5e-6  # what reading between nodes can do to all probabilities of a row together (P9)

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from conjugp._numerics.expectations import sobol_normals
 
-__all__ = ["Expectation", "average", "expectation", "expected_entropy", "integral"]
-
 _PAIRS = 32  # draws and their mirror images for the site of a row ...
 _BLOCKS = 16  # ... from so many different sets, in turn, so that rows do not share their errors
 _PREDICTION = 4096  # draws of a predictive integral

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 from torch.special import log_ndtr, ndtr
 
-__all__ = ["Largest", "Orthant", "largest", "log_largest", "log_orthant"]
-
 _REACH = 6.5  # standard deviations of u on either side of the mode
 _NEWTON = 6
 _NODES = ((2.0, 11), (8.0, 24), (32.0, 96), (math.inf, 384))  # up to this b, nodes on each side

@@ -16,8 +16,6 @@ from conjugp.likelihoods._lambda_integral import softmax_entropy
 from conjugp.likelihoods._log_sum import expected_log_sum
 from conjugp.likelihoods._many_classes import predictive
 
-__all__ = ["Softmax"]
-
 _NEWTON = 8
 _ABOVE, _BELOW = 8.0, 20.0  # e^f is σ(f) to 2e-9 up to so many deviations above the means
 

@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from conjugp.metrics import ReliabilityCurve, Strategy, class_reliability_curves
-from conjugp.plotting._style import GREY, axes_for, class_colors, tidy
+from conjugp.metrics import ReliabilityCurve, Strategy, class_reliability_curves, mean_gap
+from conjugp.plotting._style import GREY, Display, class_colors, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-__all__ = ["ClassCalibrationDisplay"]
 
 _FEW = 10  # points in a bin from which on a line goes through it
 
 
-class ClassCalibrationDisplay:
+class ClassCalibrationDisplay(Display):
     """Frequency against probability of each class; the worst calibrated in colour.
 
     Make one with :meth:`from_estimator` or :meth:`from_predictions`, which also draw it.
@@ -40,15 +37,10 @@ class ClassCalibrationDisplay:
         Where it was drawn.
     """
 
-    ax_: Axes
-    figure_: Figure
-
     def __init__(self, curves: Sequence[ReliabilityCurve], labels: ArrayLike) -> None:
         self.curves = list(curves)
         self.labels: NDArray[Any] = np.asarray(labels)
-        self.errors = np.array(
-            [np.average(np.abs(c.accuracy - c.confidence), weights=c.count) for c in self.curves]
-        )
+        self.errors = np.array([mean_gap(curve) for curve in self.curves])
 
     @classmethod
     def from_estimator(
@@ -106,7 +98,7 @@ class ClassCalibrationDisplay:
         max_classes : int, default=6
             Classes in colour, the worst calibrated first; the others are grey.
         """
-        self.ax_, self.figure_ = ax, _ = axes_for(ax, (5.4, 5.2))
+        ax = self._axes(ax, (5.4, 5.2))
         worst = np.argsort(-self.errors, kind="stable")[:max_classes]
         colors = class_colors(len(self.curves))  # those that the classes have in other displays
         for c, curve in enumerate(self.curves):

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from conjugp.kernels import Normalised
 from conjugp.plotting._style import (
-    axes_for,
+    Display,
     class_colors,
     feature_names,
     feature_pair,
@@ -21,15 +21,12 @@ from conjugp.plotting._style import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-__all__ = ["InducingDisplay"]
 
 _ROWS = 3000  # rows that are drawn, at most
 _MANY = 150  # inducing points that are drawn small
 
 
-class InducingDisplay:
+class InducingDisplay(Display):
     """Inducing points among rows, in two features or two principal components.
 
     Make one with :meth:`from_estimator`, which also draws it.
@@ -50,9 +47,6 @@ class InducingDisplay:
     ax_, figure_ : matplotlib Axes and Figure
         Where it was drawn.
     """
-
-    ax_: Axes
-    figure_: Figure
 
     def __init__(
         self,
@@ -127,7 +121,7 @@ class InducingDisplay:
             Where to draw; a new figure if None. On the ``ax_`` of a map only the points are drawn.
         """
         given = ax is not None and bool(ax.images)
-        self.ax_, self.figure_ = ax, _ = axes_for(ax, (6.0, 5.2))
+        ax = self._axes(ax, (6.0, 5.2))
         if not given:
             self._draw_rows(ax)
             ax.set(xlabel=self.names[0], ylabel=self.names[1])

@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from conjugp.plotting._style import axes_for, class_colors, feature_names, feature_pair, numbers
+from conjugp.plotting._style import Display, class_colors, feature_names, feature_pair, numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-__all__ = ["PredictionMapDisplay"]
 
 MIXED = ("proba", "latent")
 UNCERTAINTIES = ("total", "aleatoric", "epistemic")
@@ -28,7 +25,7 @@ LABELS = {
 RGB = ("#ff0000", "#00ff00", "#0000ff")
 
 
-class PredictionMapDisplay:
+class PredictionMapDisplay(Display):
     """A map of probabilities, latent functions or uncertainty over two features.
 
     Make one with :meth:`from_estimator`, which also draws it.
@@ -51,9 +48,6 @@ class PredictionMapDisplay:
     ax_, figure_ : matplotlib Axes and Figure
         Where it was drawn.
     """
-
-    ax_: Axes
-    figure_: Figure
 
     def __init__(
         self,
@@ -151,7 +145,7 @@ class PredictionMapDisplay:
             probabilities, or σ of their latent means, are the red, green and blue of a point. For
             a map of one number, the name of a colour map.
         """
-        self.ax_, self.figure_ = ax, figure = axes_for(ax, (6.2, 5.0))
+        ax = self._axes(ax, (6.2, 5.0))
         extent = (self.first[0], self.first[-1], self.second[0], self.second[-1])
         settings: dict[str, Any] = {"extent": extent, "origin": "lower", "aspect": "auto"}
         if self.response in MIXED:
@@ -159,7 +153,7 @@ class PredictionMapDisplay:
             self._legend(colors)
         else:
             image = ax.imshow(self.values, cmap=colors or "cividis", **settings)
-            figure.colorbar(image, ax=ax, label=LABELS.get(self.response, self.response))
+            self.figure_.colorbar(image, ax=ax, label=LABELS.get(self.response, self.response))
         ax.set(xlabel=self.names[0], ylabel=self.names[1])
         return self
 

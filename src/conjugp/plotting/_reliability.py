@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from conjugp.metrics import ReliabilityCurve, Strategy, reliability_curve
-from conjugp.plotting._style import axes_for
+from conjugp.metrics import ReliabilityCurve, Strategy, mean_gap, reliability_curve
+from conjugp.plotting._style import Display, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-__all__ = ["ReliabilityDisplay", "reliability_diagram"]
 
 HISTOGRAM = "confidence histogram"
 
 
-class ReliabilityDisplay:
+class ReliabilityDisplay(Display):
     """A reliability diagram, in the manner of scikit-learn's displays.
 
     Make one with :meth:`from_estimator` or :meth:`from_predictions`, which also draw it.
@@ -39,9 +36,7 @@ class ReliabilityDisplay:
         The figure they are in.
     """
 
-    ax_: Axes
     histogram_ax_: Axes
-    figure_: Figure
 
     def __init__(self, curve: ReliabilityCurve, *, name: str | None = None) -> None:
         self.curve = curve
@@ -50,8 +45,7 @@ class ReliabilityDisplay:
     @property
     def calibration_error(self) -> float:
         """The expected calibration error over the bins of the curve."""
-        gaps = np.abs(self.curve.accuracy - self.curve.confidence)
-        return float(np.average(gaps, weights=self.curve.count))
+        return mean_gap(self.curve)
 
     @classmethod
     def from_estimator(
@@ -60,29 +54,17 @@ class ReliabilityDisplay:
         X: Any,
         y: ArrayLike,
         *,
-        sample_weight: ArrayLike | None = None,
-        n_bins: int = 15,
-        strategy: Strategy = "uniform",
         name: str | None = None,
-        ax: Axes | None = None,
-        color: Any = None,
+        **settings: Any,
     ) -> ReliabilityDisplay:
         """Draw the diagram of a fitted classifier on the points X with labels y.
 
         Any scikit-learn classifier with ``predict_proba`` will do; the other parameters are those
         of :meth:`from_predictions`.
         """
-        return cls.from_predictions(
-            y,
-            estimator.predict_proba(X),
-            labels=estimator.classes_,
-            sample_weight=sample_weight,
-            n_bins=n_bins,
-            strategy=strategy,
-            name=type(estimator).__name__ if name is None else name,
-            ax=ax,
-            color=color,
-        )
+        name = type(estimator).__name__ if name is None else name
+        p = estimator.predict_proba(X)
+        return cls.from_predictions(y, p, labels=estimator.classes_, name=name, **settings)
 
     @classmethod
     def from_predictions(
@@ -130,7 +112,7 @@ class ReliabilityDisplay:
         color : matplotlib color, default=None
             The next of the colour cycle if None.
         """
-        self.ax_, self.figure_ = ax, _ = axes_for(ax, (5.0, 5.6))
+        ax = self._axes(ax, (5.0, 5.6))
         self.histogram_ax_ = _histogram_below(ax)
 
         confidence, accuracy, count = self.curve
@@ -193,8 +175,6 @@ def _histogram_below(ax: Axes) -> Axes:
     ax.set(xlim=(0, 1.02), ylim=(0, 1.02), ylabel="accuracy")
     ax.tick_params(labelbottom=False)
     below.set(xlabel="confidence", ylabel="share", ylim=(0, 1))
-    for each in (ax, below):
-        each.grid(color="0.92", lw=0.8)
-        each.set_axisbelow(True)
-        each.spines[["top", "right"]].set_visible(False)
+    tidy(ax)
+    tidy(below)
     return below

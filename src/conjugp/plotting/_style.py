@@ -17,14 +17,21 @@ COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8A
 GREY = "0.7"
 
 
-def axes_for(ax: Axes | None, size: tuple[float, float]) -> tuple[Axes, Figure]:
-    """The axes given, or those of a new figure; and their figure."""
-    if ax is None:
-        # Imported only where something is drawn, so that `import conjugp` stays quick.
-        from matplotlib import pyplot
+class Display:
+    """What is drawn somewhere."""
 
-        _, ax = pyplot.subplots(figsize=size, layout="constrained")
-    return ax, ax.get_figure(root=True)  # type: ignore[return-value]
+    ax_: Axes
+    figure_: Figure
+
+    def _axes(self, ax: Axes | None, size: tuple[float, float]) -> Axes:
+        """The axes given, or those of a new figure; from now on where it was drawn."""
+        if ax is None:
+            # Imported only where something is drawn, so that `import conjugp` stays quick.
+            from matplotlib import pyplot
+
+            _, ax = pyplot.subplots(figsize=size, layout="constrained")
+        self.ax_, self.figure_ = ax, ax.get_figure(root=True)  # type: ignore[assignment]
+        return ax
 
 
 def tidy(ax: Axes, grid: bool = True) -> None:

@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from conjugp.plotting._style import COLORS, axes_for, tidy
+from conjugp.plotting._style import COLORS, Display, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-__all__ = ["TrainingCurveDisplay"]
 
 
-class TrainingCurveDisplay:
+class TrainingCurveDisplay(Display):
     """The objective of a fit against time, a line for every stage.
 
     Stages that learn the kernel or choose one may report another measure, in another unit, than
@@ -43,8 +40,6 @@ class TrainingCurveDisplay:
     """
 
     axes_: list[Axes]
-    ax_: Axes
-    figure_: Figure
 
     def __init__(
         self,
@@ -108,11 +103,10 @@ class TrainingCurveDisplay:
             figure. To compare fits draw each on the ``ax_`` of the first.
         """
         size = (6.4 if len(self._drawn) == 1 else 4.0 * len(self._drawn), 4.0)
-        ax, self.figure_ = axes_for(ax, size)
-        panels = _panels(ax, self._drawn, self.measure)
+        panels = _panels(self._axes(ax, size), self._drawn, self.measure)
         for measure, panel in panels.items():
             self._draw(panel, measure)
-        self.axes_, self.ax_ = list(panels.values()), panels.get(self.measure, ax)
+        self.axes_, self.ax_ = list(panels.values()), panels.get(self.measure, self.ax_)
         return self
 
     def _draw(self, ax: Axes, measure: str) -> None:
