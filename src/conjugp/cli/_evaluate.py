@@ -19,7 +19,7 @@ from conjugp.cli._app import (
     print_json,
     print_table,
 )
-from conjugp.cli._predict import Unseen, check_unseen, note_unused
+from conjugp.cli._predict import note_unused
 from conjugp.cli._scores import (
     SCORES,
     check_known,
@@ -38,6 +38,7 @@ from conjugp.cli._settings import (
     ModelArgument,
     Reading,
     TableArgument,
+    Unseen,
 )
 from conjugp.cli.models import Model, load_model
 
@@ -68,7 +69,6 @@ def evaluate(
     Example:
       $ conjugp evaluate wine.conjugp wine.csv --plots plots
     """
-    check_unseen(unseen)
     if plots is not None and plots.exists() and not plots.is_dir():
         raise Refusal(f"--plots {str(plots)!r} is a file; give a folder")
     found = load_model(model, table=table)

@@ -32,17 +32,10 @@ from conjugp.cli._settings import (
     ModelArgument,
     Reading,
     TableArgument,
+    Unseen,
 )
 from conjugp.cli._tables import CSV, FORMATS, NPZ, PARQUET, Table, need_pyarrow
 from conjugp.cli.models import load_model
-
-Unseen = Annotated[
-    str,
-    typer.Option(
-        metavar="refuse|ignore",
-        help="Categories of one-hot columns that training did not have: an error, or all zeros.",
-    ),
-]
 
 
 @app.command()
@@ -84,7 +77,6 @@ def predict(
     to_stdout = str(output) == "-"
     if to_stdout and as_json:
         raise Refusal("--json and -o - both need standard output; write the predictions to a file")
-    check_unseen(unseen)
     existed = not to_stdout and check_output(output, FORMATS, inputs=(model, table))
     if output.suffix.lower() in PARQUET:
         need_pyarrow()
@@ -119,12 +111,6 @@ def predict(
         )
         return
     typer.echo(f"{rows.n_rows} predictions written to {output.resolve()}{replaced(existed)}")
-
-
-def check_unseen(unseen: str) -> None:
-    """Raise unless it is one of the two choices."""
-    if unseen not in ("refuse", "ignore"):
-        raise Refusal(f"--unseen must be refuse or ignore; got {unseen!r}")
 
 
 def note_unused(table: Table, encoding: Encoding) -> None:

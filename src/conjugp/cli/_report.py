@@ -29,7 +29,6 @@ from conjugp.cli._evaluate import labelled_rows
 from conjugp.cli._findings import Subject, find
 from conjugp.cli._fit import fit_model, scored, seen_of
 from conjugp.cli._page import render
-from conjugp.cli._predict import Unseen, check_unseen
 from conjugp.cli._scores import few_rows
 from conjugp.cli._settings import (
     CategoricalOption,
@@ -42,8 +41,10 @@ from conjugp.cli._settings import (
     Missing,
     OptionalTarget,
     Reading,
+    Task,
     TestFile,
     TestSize,
+    Unseen,
     Weight,
     prepare,
 )
@@ -94,7 +95,6 @@ def report(
       $ conjugp report wine.conjugp wine.csv -o report.html
       $ conjugp report wine.csv --target label -o report.html
     """
-    check_unseen(unseen)
     existed = check_output(output, (".html", ".htm"), inputs=(first, table, train, test))
     notes: list[str] = []
     command = typed_command(context)
@@ -118,11 +118,11 @@ def report(
         if test_size == 0 and test is None:
             raise Refusal("a report needs rows to score: --test-size above 0, or --test TABLE")
         reading = Reading(categorical, missing, ignore, weight, delimiter, encoding, decimal, keep)
-        training = prepare(first, target, reading, test_size, test, seed)
+        training = prepare(Task(first, target, reading, test_size, test, seed, command))
         notes += training.notes
         clf = GPClassifier(random_state=seed)
         fit_model(clf, training, None, f"no report was written to {output}", notes)
-        model, _ = scored(clf, training, first, test, test_size, seed, command)
+        model, _ = scored(clf, training)
         rows = training.test
         assert rows is not None
         subject = Subject(
@@ -130,7 +130,7 @@ def report(
             rows,
             training.all,
             training.train,
-            seen_of(model, training, test),
+            seen_of(model, training),
             [command],
             first.name,
             first.name if test is None else test.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,25 @@ from conjugp.cli._encoding import Encoding, choose_encoding
 from conjugp.cli._ranks import joint_sample
 from conjugp.cli._scores import check_known, split
 from conjugp.cli._tables import Table, read_table
+
+
+def words(
+    rule: str, known: Sequence[str], none: str = "", number: Callable[[str], Any] | None = None
+) -> Callable[[str], Any]:
+    """What reads an option: one of some words, the one that stands for None, or a number."""
+
+    def read(text: str) -> Any:
+        if text in known or (none and text == none):
+            return None if text == none else text
+        try:
+            if number is not None:
+                return number(text)
+        except ValueError:
+            pass
+        raise Refusal(f"{rule}; got {text!r}")
+
+    return read
+
 
 TableArgument = Annotated[
     Path, typer.Argument(metavar="TABLE", help="CSV, Parquet or NPZ file; - is CSV on stdin.")
@@ -33,8 +53,9 @@ CategoricalOption = Annotated[
     ),
 ]
 Missing = Annotated[
-    str,
+    Any,
     typer.Option(
+        parser=words("--missing must be refuse or impute", ("refuse", "impute")),
         metavar="refuse|impute",
         help="Missing values: an error, or medians and most frequent categories.",
     ),
@@ -60,6 +81,14 @@ Decimal = Annotated[
         metavar=".|,",
         help="What stands before the decimals in a CSV file; if left, the point, or with a model "
         "what its training table had.",
+    ),
+]
+Unseen = Annotated[
+    Any,
+    typer.Option(
+        parser=words("--unseen must be refuse or ignore", ("refuse", "ignore")),
+        metavar="refuse|ignore",
+        help="Categories of one-hot columns that training did not have: an error, or all zeros.",
     ),
 ]
 TestSize = Annotated[
@@ -128,9 +157,23 @@ class EncodedRows:
 
 
 @dataclass(frozen=True)
+class Task:
+    """What to fit a model to, and which rows to hold out."""
+
+    table: Path
+    target: str
+    reading: Reading
+    test_size: float
+    test: Path | None
+    seed: int
+    command: str
+
+
+@dataclass(frozen=True)
 class Training:
     """A training table: its encoding, the rows to train on and those held out, if any."""
 
+    task: Task
     encoding: Encoding
     all: EncodedRows
     train: EncodedRows
@@ -138,23 +181,14 @@ class Training:
     notes: list[str]
 
 
-def prepare(
-    path: Path,
-    target: str,
-    reading: Reading,
-    test_size: float,
-    test: Path | None,
-    seed: int,
-    group: Group = ALONE,
-) -> Training:
+def prepare(task: Task, group: Group = ALONE) -> Training:
     """Read a table, choose its encoding and set rows aside.
 
     Of several ranks each has its share of the rows; the encoding is that of all.
     """
-    if reading.missing not in ("refuse", "impute"):
-        raise Refusal(f"--missing must be refuse or impute; got {reading.missing!r}")
+    reading, target, test = task.reading, task.target, task.test
     share = (group.rank, group.size)
-    table = group.all(lambda: reading.table(path, share=share))
+    table = group.all(lambda: reading.table(task.table, share=share))
     sample = joint_sample(table, target, group)
     encoding, notes = choose_encoding(
         sample,
@@ -164,16 +198,16 @@ def prepare(
         ignore=reading.ignore,
         weight=reading.weight,
     )
-    if test is not None or test_size == 0:
+    if test is not None or task.test_size == 0:
         rows = group.all(lambda: EncodedRows.of(table, encoding))
         held_out = None
         if test is not None:
             known = np.unique(np.concatenate(group.gather(np.unique(rows.y))))
             held_out = group.all(lambda: EncodedRows.of(reading.table(test, share=share), encoding))
             group.all(lambda: check_known(held_out.y, known, target))
-        return Training(encoding, rows, rows, held_out, notes)
+        return Training(task, encoding, rows, rows, held_out, notes)
     labels = group.all(lambda: encoding.read_labels(table))
-    first, second = group.all(lambda: split(labels, test_size, seed))
+    first, second = group.all(lambda: split(labels, task.test_size, task.seed))
     encoding = encoding.refilled(joint_sample(table.take(first), target, group))
     rows = group.all(lambda: EncodedRows.of(table, encoding))
-    return Training(encoding, rows, rows.take(first), rows.take(second), notes)
+    return Training(task, encoding, rows, rows.take(first), rows.take(second), notes)

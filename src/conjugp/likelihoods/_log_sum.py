@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from conjugp._numerics import cuda as launches
-from conjugp._numerics.expectations import LogisticTails, logistic_tails
+from conjugp._numerics.expectations import LogisticTails, gauss_hermite, logistic_tails
 
 _SKIP = 1e-6  # rows whose integral is certainly smaller do without it
 _NARROW = 0.02  # and it is not looked for where a variance is larger
@@ -368,18 +368,11 @@ def _fall(x: Tensor, t: Tensor, h: float) -> Tensor:
     return fall.mul_(-torch.expm1(-torch.exp(t.clamp(max=50.0))) / fall.sum(0))
 
 
-@lru_cache(maxsize=8)
-def _hermite(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights for a standard normal."""
-    z, w = np.polynomial.hermite_e.hermegauss(n)
-    return z, w / w.sum()
-
-
 class _Narrow:
     """1 − F on standardised nodes."""
 
     def __init__(self, m: Tensor, v: Tensor, t: Tensor, rule: Rule) -> None:
-        z, w = (torch.tensor(a, dtype=torch.float64, device=m.device) for a in _hermite(rule.nodes))
+        z, w = (x.to(m.device) for x in gauss_hermite(rule.nodes))
         f = m.double().unsqueeze(1) + v.double().sqrt().unsqueeze(1) * z
         log_s = logsigmoid(f)
         self.w, self.rest = w.to(m.dtype), torch.sigmoid(-f).to(m.dtype)  # (Z,), (n, Z)
@@ -464,7 +457,7 @@ def _window(m: Tensor, v: Tensor, t: Tensor, rule: Rule) -> tuple[Tensor, Tensor
 
 
 def _window_narrow(m: Tensor, v: Tensor, t: Tensor, rule: Rule) -> list[Tensor]:
-    z, w = (torch.tensor(a, dtype=m.dtype) for a in _hermite(rule.nodes))
+    z, w = gauss_hermite(rule.nodes)
     f = m + v.sqrt() * z.unsqueeze(1)
     rest, scaled = torch.sigmoid(-f), torch.exp((logsigmoid(f) + t).clamp_max_(50.0))
     first = scaled * torch.exp(-scaled) * rest

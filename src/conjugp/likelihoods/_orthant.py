@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.special import log_ndtr, ndtr
+
+from conjugp._numerics.expectations import gauss_hermite
 
 _REACH = 6.5  # standard deviations of u on either side of the mode
 _NEWTON = 6
@@ -29,13 +29,6 @@ _EDGE = 8.0  # standard deviations beyond which a Gaussian has ended
 _STEP = 0.4  # of the narrowest standard deviation: the step of a grid for all classes
 _GRIDS = (64, 256, 1024)
 _LEAST = 1e-7  # of the largest standard deviation: narrower Gaussians count as points
-
-
-@lru_cache(maxsize=4)
-def _gauss_hermite(n: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights for expectations over N(0, 1)."""
-    z, weight = np.polynomial.hermite_e.hermegauss(n)
-    return torch.tensor(z), torch.tensor(weight / weight.sum())
 
 
 class Orthant(NamedTuple):
@@ -96,7 +89,7 @@ def _integrate(
     n: int,
     terms: Callable[[Tensor], tuple[Tensor, Tensor]],
 ) -> Orthant:
-    z, weight = (x.to(a) for x in _gauss_hermite(1 if s is None else _NOISE))
+    z, weight = (x.to(a) for x in gauss_hermite(1 if s is None else _NOISE))
     # Noise first: (K, B, C), or (K, J, B, C) with nodes of u.
     x = a[None] if s is None else a + s * z[:, None, None]
     b2 = b * b

@@ -135,7 +135,7 @@ def _panels(ax: Axes, measures: list[str], last: str) -> dict[str, Axes]:
     if found or len(measures) == 1:
         return found or {last: ax}
     panels = {}
-    for measure, part in zip(measures, place.subgridspec(1, len(measures)), strict=True):
+    for measure, part in enumerate(measures):
         panels[measure] = ax if measure == last else figure.add_subplot(part)
         panels[measure].set_subplotspec(part)
         panels[measure].set_label(measure)
