@@ -21,16 +21,9 @@ from threadpoolctl import threadpool_limits
 
 from conjugp._estimators.classifier import GPClassifier
 from conjugp._persistence import files
-from conjugp.cli._app import (
-    Debug,
-    Json,
-    Seed,
-    app,
-    check_output,
-    print_json,
-    print_table,
-    replaced,
-)
+from conjugp.cli import _options as options
+from conjugp.cli._app import app
+from conjugp.cli._output import check_output, print_json, print_table, replaced
 from conjugp.cli._scores import SCORES, scores_of, shown_scores
 
 N_TRAIN = 400  # of 1,797 digits: GaussianProcessClassifier's time grows as the cube of it
@@ -57,9 +50,9 @@ def demo(
             metavar="CSV", help="Write a table to try the other commands on, and do no more."
         ),
     ] = None,
-    seed: Seed = 0,
-    as_json: Json = False,
-    debug: Debug = False,
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
 ) -> None:
     """Classify handwritten digits beside two of scikit-learn's classifiers. Under a minute.
 

@@ -9,16 +9,9 @@ import numpy as np
 import typer
 
 from conjugp._persistence import files
-from conjugp.cli._app import (
-    Debug,
-    Json,
-    Refusal,
-    app,
-    estimator_errors,
-    note,
-    print_json,
-    print_table,
-)
+from conjugp.cli import _options as options
+from conjugp.cli._app import Refusal, app, estimator_errors
+from conjugp.cli._output import note, print_json, print_table
 from conjugp.cli._predict import note_unused
 from conjugp.cli._scores import (
     SCORES,
@@ -30,16 +23,7 @@ from conjugp.cli._scores import (
     table_digest,
     these_rows,
 )
-from conjugp.cli._settings import (
-    Decimal,
-    Delimiter,
-    EncodedRows,
-    EncodingName,
-    ModelArgument,
-    Reading,
-    TableArgument,
-    Unseen,
-)
+from conjugp.cli._settings import EncodedRows, Reading
 from conjugp.cli.models import Model, load_model
 
 MOST_CLASSES = 40  # in the table of classes and in the picture of the confusion matrix
@@ -47,18 +31,18 @@ MOST_CLASSES = 40  # in the table of classes and in the picture of the confusion
 
 @app.command()
 def evaluate(
-    model: ModelArgument,
-    table: TableArgument,
+    model: options.Model,
+    table: options.Table,
     plots: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Draw reliability and confusion in this folder."),
     ] = None,
-    unseen: Unseen = "refuse",
-    delimiter: Delimiter = None,
-    encoding: EncodingName = None,
-    decimal: Decimal = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    unseen: options.Unseen = "refuse",
+    delimiter: options.Delimiter = None,
+    encoding: options.Encoding = None,
+    decimal: options.Decimal = None,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
 ) -> None:
     """Score a model on the rows of a table that has the target.
 

@@ -14,22 +14,9 @@ import typer
 from conjugp import kernels
 from conjugp._estimators.classifier import GPClassifier
 from conjugp._rows.group import ALONE, Group, joined
-from conjugp.cli._app import (
-    Debug,
-    Interrupted,
-    Json,
-    Refusal,
-    Seed,
-    app,
-    check_output,
-    estimator_errors,
-    note,
-    print_json,
-    print_table,
-    replaced,
-    typed_command,
-    warnings_as_notes,
-)
+from conjugp.cli import _options as options
+from conjugp.cli._app import Interrupted, Refusal, app, estimator_errors, warnings_as_notes
+from conjugp.cli._output import check_output, note, print_json, print_table, replaced, typed_command
 from conjugp.cli._ranks import stacked
 from conjugp.cli._scores import (
     SCORES,
@@ -39,24 +26,7 @@ from conjugp.cli._scores import (
     table_digest,
     these_rows,
 )
-from conjugp.cli._settings import (
-    CategoricalOption,
-    Decimal,
-    Delimiter,
-    EncodingName,
-    Ignore,
-    Missing,
-    Reading,
-    TableArgument,
-    Target,
-    Task,
-    TestFile,
-    TestSize,
-    Training,
-    Weight,
-    prepare,
-    words,
-)
+from conjugp.cli._settings import Reading, Task, Training, prepare
 from conjugp.cli._tables import FORMATS
 from conjugp.cli.models import ROWS, Model, packed_digests
 
@@ -88,20 +58,20 @@ def _kernel(text: str) -> kernels.Kernel | None:
 @app.command()
 def fit(
     context: typer.Context,
-    table: TableArgument,
-    target: Target,
+    table: options.Table,
+    target: options.Target,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="MODEL", help="Where to write the model.")
     ] = Path("model.conjugp"),
-    categorical: CategoricalOption = [],  # noqa: B006
-    missing: Missing = "refuse",
-    ignore: Ignore = [],  # noqa: B006
-    weight: Weight = None,
-    test_size: TestSize = 0.2,
-    test: TestFile = None,
-    delimiter: Delimiter = None,
-    encoding: EncodingName = None,
-    decimal: Decimal = None,
+    categorical: options.Categorical = [],  # noqa: B006
+    missing: options.Missing = "refuse",
+    ignore: options.Ignore = [],  # noqa: B006
+    weight: options.Weight = None,
+    test_size: options.TestSize = 0.2,
+    test: options.TestFile = None,
+    delimiter: options.Delimiter = None,
+    encoding: options.Encoding = None,
+    decimal: options.Decimal = None,
     kernel: Annotated[
         Any,
         typer.Option(
@@ -116,7 +86,7 @@ def fit(
     inducing: Annotated[
         Any,
         typer.Option(
-            parser=words("--inducing must be auto, all or a whole number", ["auto"], "all", int),
+            parser=options.words("--inducing", "auto", none="all", number=int),
             metavar="N|auto|all",
             help="Number of inducing points, auto, or all rows.",
         ),
@@ -124,7 +94,7 @@ def fit(
     temperature: Annotated[
         Any,
         typer.Option(
-            parser=words("--temperature must be auto, none or a number", ["auto"], "none", float),
+            parser=options.words("--temperature", "auto", none="none", number=float),
             metavar="T|auto|none",
             help="auto, none, or a number that divides log-probabilities.",
         ),
@@ -132,7 +102,7 @@ def fit(
     class_weight: Annotated[
         Any,
         typer.Option(
-            parser=words("--class-weight must be none or balanced", ["balanced"], "none"),
+            parser=options.words("--class-weight", "balanced", none="none"),
             metavar="none|balanced",
             help="balanced gives every class the same total weight.",
         ),
@@ -140,13 +110,13 @@ def fit(
     max_epochs: Annotated[float, typer.Option(help="Most passes over the rows.")] = 100,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
-    seed: Seed = 0,
+    seed: options.Seed = 0,
     checkpoint: Annotated[
         Path | None,
         typer.Option(help="Keep the state of the fit here; the same command goes on from it."),
     ] = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
 ) -> None:
     """Fit a classifier to a table and write it to a file.
 

@@ -12,36 +12,20 @@ import typer
 from numpy.typing import NDArray
 
 from conjugp._persistence import files
-from conjugp.cli._app import (
-    Debug,
-    Json,
-    Refusal,
-    app,
-    check_output,
-    estimator_errors,
-    note,
-    print_json,
-    replaced,
-)
+from conjugp.cli import _options as options
+from conjugp.cli._app import Refusal, app, estimator_errors
 from conjugp.cli._cells import escaped, texts
 from conjugp.cli._encoding import Encoding
-from conjugp.cli._settings import (
-    Decimal,
-    Delimiter,
-    EncodingName,
-    ModelArgument,
-    Reading,
-    TableArgument,
-    Unseen,
-)
+from conjugp.cli._output import check_output, note, print_json, replaced
+from conjugp.cli._settings import Reading
 from conjugp.cli._tables import CSV, FORMATS, NPZ, PARQUET, Table, need_pyarrow
 from conjugp.cli.models import load_model
 
 
 @app.command()
 def predict(
-    model: ModelArgument,
-    table: TableArgument,
+    model: options.Model,
+    table: options.Table,
     output: Annotated[
         Path,
         typer.Option("--output", "-o", help="CSV, Parquet or NPZ file; - is CSV on stdout."),
@@ -57,12 +41,12 @@ def predict(
         list[str],
         typer.Option(metavar="COLUMN", help="Copy a column of the table. May be repeated."),
     ] = [],  # noqa: B006
-    unseen: Unseen = "refuse",
-    delimiter: Delimiter = None,
-    encoding: EncodingName = None,
-    decimal: Decimal = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    unseen: options.Unseen = "refuse",
+    delimiter: options.Delimiter = None,
+    encoding: options.Encoding = None,
+    decimal: options.Decimal = None,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
 ) -> None:
     """Predict the rows of a table.
 

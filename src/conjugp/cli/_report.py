@@ -10,44 +10,16 @@ import typer
 
 from conjugp._estimators.classifier import GPClassifier
 from conjugp._persistence import files
-from conjugp.cli._app import (
-    Debug,
-    Json,
-    Refusal,
-    Seed,
-    app,
-    check_output,
-    estimator_errors,
-    note,
-    print_json,
-    replaced,
-    typed_command,
-    warnings_as_notes,
-)
+from conjugp.cli import _options as options
+from conjugp.cli._app import Refusal, app, estimator_errors, warnings_as_notes
 from conjugp.cli._contents import contents, headline
 from conjugp.cli._evaluate import labelled_rows
 from conjugp.cli._findings import Subject, find
 from conjugp.cli._fit import fit_model, scored, seen_of
+from conjugp.cli._output import check_output, note, print_json, replaced, typed_command
 from conjugp.cli._page import render
 from conjugp.cli._scores import few_rows
-from conjugp.cli._settings import (
-    CategoricalOption,
-    Decimal,
-    Delimiter,
-    EncodedRows,
-    EncodingName,
-    Ignore,
-    Keep,
-    Missing,
-    OptionalTarget,
-    Reading,
-    Task,
-    TestFile,
-    TestSize,
-    Unseen,
-    Weight,
-    prepare,
-)
+from conjugp.cli._settings import EncodedRows, Reading, Task, prepare
 from conjugp.cli.models import load_model
 
 
@@ -63,26 +35,26 @@ def report(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="HTML", help="Where to write the page.")
     ] = Path("report.html"),
-    target: OptionalTarget = None,
-    keep: Keep = [],  # noqa: B006
+    target: options.OptionalTarget = None,
+    keep: options.Keep = [],  # noqa: B006
     train: Annotated[
         Path | None,
         typer.Option(metavar="TABLE", help="After a model: what logistic regression learns from."),
     ] = None,
     compare: Annotated[bool, typer.Option(help="Fit a logistic regression beside.")] = True,
-    categorical: CategoricalOption = [],  # noqa: B006
-    missing: Missing = "refuse",
-    ignore: Ignore = [],  # noqa: B006
-    weight: Weight = None,
-    test_size: TestSize = 0.2,
-    test: TestFile = None,
-    delimiter: Delimiter = None,
-    encoding: EncodingName = None,
-    decimal: Decimal = None,
-    unseen: Unseen = "refuse",
-    seed: Seed = 0,
-    as_json: Json = False,
-    debug: Debug = False,
+    categorical: options.Categorical = [],  # noqa: B006
+    missing: options.Missing = "refuse",
+    ignore: options.Ignore = [],  # noqa: B006
+    weight: options.Weight = None,
+    test_size: options.TestSize = 0.2,
+    test: options.TestFile = None,
+    delimiter: options.Delimiter = None,
+    encoding: options.Encoding = None,
+    decimal: options.Decimal = None,
+    unseen: options.Unseen = "refuse",
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
 ) -> None:
     """Write a page on a model: scores, calibration, confusion, odd rows, features, data.
 

@@ -1,103 +1,19 @@
-"""Options that commands share, and what they make of a table."""
+"""What commands make of a table: how it is read, its encoding, rows to train on and to hold out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 from numpy.typing import NDArray
 
 from conjugp._rows.group import ALONE, Group
-from conjugp.cli._app import Refusal
 from conjugp.cli._encoding import Encoding, choose_encoding
 from conjugp.cli._ranks import joint_sample
 from conjugp.cli._scores import check_known, split
 from conjugp.cli._tables import Table, read_table
-
-
-def words(
-    rule: str, known: Sequence[str], none: str = "", number: Callable[[str], Any] | None = None
-) -> Callable[[str], Any]:
-    """What reads an option: one of some words, the one that stands for None, or a number."""
-
-    def read(text: str) -> Any:
-        if text in known or (none and text == none):
-            return None if text == none else text
-        try:
-            if number is not None:
-                return number(text)
-        except ValueError:
-            pass
-        raise Refusal(f"{rule}; got {text!r}")
-
-    return read
-
-
-TableArgument = Annotated[
-    Path, typer.Argument(metavar="TABLE", help="CSV, Parquet or NPZ file; - is CSV on stdin.")
-]
-ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="A file that fit wrote.")]
-Target = Annotated[str, typer.Option(help="The column to predict.")]
-OptionalTarget = Annotated[str | None, typer.Option(help="The column to predict.")]
-CategoricalOption = Annotated[
-    list[str],
-    typer.Option(
-        "--categorical",
-        metavar="CHOICE",
-        help="Columns of text: onehot, ordinal or refuse (the default); onehot=COLUMN for one "
-        "column; ordinal=COLUMN:LOW<MIDDLE<HIGH with an order. May be repeated.",
-    ),
-]
-Missing = Annotated[
-    Any,
-    typer.Option(
-        parser=words("--missing must be refuse or impute", ("refuse", "impute")),
-        metavar="refuse|impute",
-        help="Missing values: an error, or medians and most frequent categories.",
-    ),
-]
-Ignore = Annotated[
-    list[str], typer.Option(metavar="COLUMN", help="Leave a column out. May be repeated.")
-]
-Keep = Annotated[
-    list[str],
-    typer.Option(metavar="COLUMN", help="Show a column, also an ignored one. May be repeated."),
-]
-Weight = Annotated[str | None, typer.Option(metavar="COLUMN", help="Weights of the rows.")]
-Delimiter = Annotated[
-    str | None,
-    typer.Option(metavar="CHARACTER", help="Between the cells of a CSV file; found out if left."),
-]
-EncodingName = Annotated[
-    str | None, typer.Option("--encoding", metavar="NAME", help="Of a CSV file; UTF-8 if left.")
-]
-Decimal = Annotated[
-    str | None,
-    typer.Option(
-        metavar=".|,",
-        help="What stands before the decimals in a CSV file; if left, the point, or with a model "
-        "what its training table had.",
-    ),
-]
-Unseen = Annotated[
-    Any,
-    typer.Option(
-        parser=words("--unseen must be refuse or ignore", ("refuse", "ignore")),
-        metavar="refuse|ignore",
-        help="Categories of one-hot columns that training did not have: an error, or all zeros.",
-    ),
-]
-TestSize = Annotated[
-    float, typer.Option(min=0, max=0.9, help="Share of the rows held out for the scores.")
-]
-TestFile = Annotated[
-    Path | None,
-    typer.Option("--test", metavar="TABLE", help="Rows for the scores, instead of a share."),
-]
 
 
 @dataclass(frozen=True)

@@ -134,10 +134,10 @@ def _panels(ax: Axes, measures: list[str], last: str) -> dict[str, Axes]:
     found = {measure: known[measure] for measure in measures if measure in known}
     if found or len(measures) == 1:
         return found or {last: ax}
-    panels = {}
-    for measure, part in enumerate(measures):
-        panels[measure] = ax if measure == last else figure.add_subplot(part)
-        panels[measure].set_subplotspec(part)
+    panels, grid = {}, place.subgridspec(1, len(measures))
+    for i, measure in enumerate(measures):
+        panels[measure] = ax if measure == last else figure.add_subplot(grid[i])
+        panels[measure].set_subplotspec(grid[i])
         panels[measure].set_label(measure)
         panels[measure].locator_params(axis="x", nbins=4)
     return panels
