@@ -231,20 +231,16 @@ class OnDisk(Dataset):
 
     @property
     def n(self) -> int:
-        """The number of rows."""
         return self._n
 
     @property
     def like(self) -> Tensor:
-        """No rows (0, D)."""
         return self._like
 
     def labels(self, start: int, stop: int | None) -> tuple[Tensor, Tensor]:
-        """Labels and weights of a stretch."""
         return self._tensors(*self._read(start, self._end(stop), ("y", "weight")))
 
     def rows(self, start: int, stop: int | None) -> Data:
-        """A stretch of rows, from disk."""
         stop = self._end(stop)
         ahead = self._ahead.pop((start, stop), None)
         return self._stretch(start, stop) if ahead is None else ahead.result()
@@ -256,13 +252,11 @@ class OnDisk(Dataset):
             self._ahead[start, stop] = self._reader.submit(self._stretch, start, stop)
 
     def take(self, index: slice | Tensor) -> Data:
-        """Rows by their positions."""
         if isinstance(index, slice):
             return self.rows(index.start or 0, index.stop)
         return self._data(self.store.take(self._numbers(index.cpu().numpy())))
 
     def shifted(self, origin: Tensor) -> OnDisk:
-        """The same rows with `origin` (D,) added."""
         return self._like_this(self._last, self.n, origin)
 
     def _put_last(self, index: Tensor) -> OnDisk:

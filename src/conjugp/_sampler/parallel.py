@@ -229,13 +229,11 @@ def kept_seed(path: str | os.PathLike[str], drawn: int) -> int:
 def _resumed(found: dict[str, Any], target: Target, schedule: Schedule) -> Run:
     """Where an earlier run has left off."""
     n_kept = schedule.kept(found["sweeps"])
-    states, room = [], []
+    states, room, done = [], [], []
     for state, drawn in zip(found["states"], found["draws"], strict=True):
         rng = np.random.default_rng()
         rng.bit_generator.state = state["rng"]
         states.append(State(**{**state, "rng": rng}, sweeps=found["sweeps"]))
-        draws = _room(target, max(n_kept, schedule.n_samples))
-        for name in _DRAWN:
-            getattr(draws, name)[:n_kept] = drawn[name]
-        room.append(draws)
-    return Run(states, room, n_kept)
+        done.append((states[-1], Draws(**drawn)))
+        room.append(_room(target, max(n_kept, schedule.n_samples)))
+    return Run(states, room, 0).after(done)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from conjugp._numerics.linalg import cholesky, root_of
 from conjugp._sampler.chain import Draws, Target
+from conjugp._sampler.sweep import Array
 from conjugp.kernels import Kernel
 from conjugp.likelihoods import Likelihood
 
@@ -52,6 +53,10 @@ class SampledModel:
     def n_draws(self) -> int:
         """Draws of all chains together, S."""
         return sum(len(d.g) for d in self.draws)
+
+    def stacked(self, name: str) -> Array:
+        """What all draws hold by that name, (chain, draw, ...)."""
+        return np.stack([getattr(d, name) for d in self.draws])
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -117,21 +122,17 @@ class SampledModel:
                         m = torch.einsum("cnm,scm->nsc", A, g)
                     yield slice(i, i + len(x)), slice(first, first + len(g)), m + self.mean, v
 
-    @torch.no_grad()
     def proba(self, X: Tensor) -> Tensor:
-        """E[p(y | f)] at X, (n, C).
+        """E[p(y | f)] at X, (n, C)."""
+        return self.proba_and_entropy(X, entropies=False)[0]
+
+    @torch.no_grad()
+    def proba_and_entropy(self, X: Tensor, entropies: bool = True) -> tuple[Tensor, Tensor]:
+        """E[p(y | f)], (n, C), and E[H[p(y | f)]], (n,), from the same latent values (U2).
 
         Pairs of opposite latent values for every draw of the chains, the same pairs for all rows,
         so that a row's answer does not depend on which others are asked for.
         """
-        return self._averages(X, entropies=False)[0]
-
-    @torch.no_grad()
-    def proba_and_entropy(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """E[p(y | f)], (n, C), and E[H[p(y | f)]], (n,), from the same latent values (U2)."""
-        return self._averages(X, entropies=True)
-
-    def _averages(self, X: Tensor, entropies: bool) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(self.seed)
         S, C = self.n_draws, self.n_classes
         noise = torch.randn(math.ceil(_NOISE / S), S, C, generator=generator, dtype=torch.float64)
