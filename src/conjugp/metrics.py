@@ -266,7 +266,7 @@ def reliability_curve(
         Bins of equal width, (i/n_bins, (i+1)/n_bins], or of equal weight. Equal confidences are
         always in one bin, so adaptive bins may be uneven where confidences repeat.
     """
-    return _of_prediction(y_true, proba, n_bins, strategy, labels, sample_weight)
+    return curve_of_prediction(y_true, proba, n_bins, strategy, labels, sample_weight)
 
 
 def expected_calibration_error(
@@ -282,7 +282,7 @@ def expected_calibration_error(
 
     Parameters are those of :func:`reliability_curve`.
     """
-    return mean_gap(_of_prediction(y_true, proba, n_bins, strategy, labels, sample_weight))
+    return mean_gap(curve_of_prediction(y_true, proba, n_bins, strategy, labels, sample_weight))
 
 
 def maximum_calibration_error(
@@ -299,7 +299,7 @@ def maximum_calibration_error(
     Parameters are those of :func:`reliability_curve`. A bin with few points can decide it;
     ``strategy="adaptive"`` makes that less likely.
     """
-    curve = _of_prediction(y_true, proba, n_bins, strategy, labels, sample_weight)
+    curve = curve_of_prediction(y_true, proba, n_bins, strategy, labels, sample_weight)
     return float(np.abs(curve.accuracy - curve.confidence).max())
 
 
@@ -317,7 +317,7 @@ def classwise_calibration_error(
     Unlike :func:`expected_calibration_error` it sees every probability, not only the largest.
     Parameters are those of :func:`reliability_curve`.
     """
-    curves = _of_classes(y_true, proba, n_bins, strategy, labels, sample_weight)
+    curves = curves_of_classes(y_true, proba, n_bins, strategy, labels, sample_weight)
     return float(np.mean([mean_gap(curve) for curve in curves]))
 
 
@@ -334,7 +334,7 @@ def class_calibration_errors(
 
     Parameters are those of :func:`reliability_curve`.
     """
-    curves = _of_classes(y_true, proba, n_bins, strategy, labels, sample_weight)
+    curves = curves_of_classes(y_true, proba, n_bins, strategy, labels, sample_weight)
     return np.array([mean_gap(curve) for curve in curves])
 
 
@@ -352,15 +352,15 @@ def class_reliability_curves(
     ``confidence`` is the mean probability and ``accuracy`` the frequency of the class. Parameters
     are those of :func:`reliability_curve`.
     """
-    return _of_classes(y_true, proba, n_bins, strategy, labels, sample_weight)
+    return curves_of_classes(y_true, proba, n_bins, strategy, labels, sample_weight)
 
 
-def _of_prediction(*given: Any) -> ReliabilityCurve:
-    """As `_of_classes`, of the class that is predicted."""
-    return _of_classes(*given, predicted=True)[0]
+def curve_of_prediction(*given: Any) -> ReliabilityCurve:
+    """As `curves_of_classes`, of the class that is predicted."""
+    return curves_of_classes(*given, predicted=True)[0]
 
 
-def _of_classes(
+def curves_of_classes(
     y_true: ArrayLike,
     proba: ArrayLike,
     n_bins: int,

@@ -27,6 +27,7 @@ from conjugp._fit.plan import given_inducing, start_mean
 from conjugp._fit.starts import median_distance
 from conjugp._gp import inducing
 from conjugp._inputs.scales import Scaling, fit_scaling
+from conjugp._numerics.threads import one_thread
 from conjugp._persistence.files import check_path
 from conjugp._rows.canonical import Rows
 from conjugp._rows.dataset import Data
@@ -39,14 +40,7 @@ from conjugp._sampler.diagnostics import (
     to_arviz,
     worst_traces,
 )
-from conjugp._sampler.parallel import (
-    Interrupted,
-    Schedule,
-    kept_seed,
-    n_workers,
-    one_thread,
-    sample_chains,
-)
+from conjugp._sampler.parallel import Interrupted, Schedule, kept_seed, n_workers, sample_chains
 from conjugp._sampler.prediction import SampledModel
 from conjugp._sampler.sweep import AUGMENTATIONS, Observations
 from conjugp.kernels import RBF, Kernel

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from conjugp._numerics.threads import one_thread
 from conjugp._sampler.chain import Target, first_state, run
-from conjugp._sampler.parallel import Schedule, one_thread
+from conjugp._sampler.parallel import Schedule
 from conjugp._sampler.sweep import Observations
 
 LONG_SECONDS = 180.0

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import joblib
 import numpy as np
-import torch
 from joblib.parallel import get_active_backend
-from threadpoolctl import threadpool_limits
 
+from conjugp._numerics.threads import one_thread
 from conjugp._persistence.checkpoint import CHAINS, Checkpoint, read
 from conjugp._persistence.fingerprint import fingerprint
 from conjugp._persistence.journal import Journal
@@ -191,18 +189,6 @@ def _stretch(
 ) -> tuple[State, Draws]:
     with one_thread():
         return run(target, state, n_sweeps, n_warmup, thin)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Chains run side by side, and the order of a sum must not depend on how many threads do."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1):
-            yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # --- checkpoints ----------------------------------------------------------------------------------

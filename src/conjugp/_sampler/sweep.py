@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,23 +34,6 @@ Counts = NDArray[np.int64]
 (_potrf,) = get_lapack_funcs(("potrf",), dtype=np.float64)
 _syrk, _trsv = get_blas_funcs(("syrk", "trsv"), dtype=np.float64)
 _polya_gamma: Callable[..., Any] = random_polyagamma  # its own types leave arrays out
-
-
-class Field(Protocol):
-    """The Gaussian prior of the latent functions at the inputs."""
-
-    n_inputs: int
-
-    def draw(self, kappa: Array, omega: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-        """g and r (C, U) given sites exp(kappa·r - ½ omega·r²), both (C, U) (G5, G6).
-
-        Where omega is 0 there is no site, and kappa must be 0 too.
-        """
-        ...
-
-    def prior(self, n_classes: int, rng: np.random.Generator) -> tuple[Array, Array]:
-        """g and r from the prior."""
-        ...
 
 
 def correction(K: Array, kappa: Array, omega: Array, r: Array, noise: Array) -> Array:
@@ -96,6 +79,10 @@ class FullField:
         self.n_inputs = len(L)
 
     def draw(self, kappa: Array, omega: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+        """g and r (C, U) given sites exp(kappa·r - ½ omega·r²), both (C, U) (G5, G6).
+
+        Where omega is 0 there is no site, and kappa must be 0 too.
+        """
         # A draw of the prior, corrected by what it misses of the pseudo-observations kappa/omega.
         g, noise = rng.standard_normal(kappa.shape), rng.standard_normal(kappa.shape)
         x = fastest_correction()(self.K, kappa, omega, g @ self.L.T, noise)
@@ -165,7 +152,7 @@ class SparseField:
 class ClassFields:
     """A field of its own for every class."""
 
-    def __init__(self, fields: Sequence[Field]) -> None:
+    def __init__(self, fields: Sequence[FullField | SparseField]) -> None:
         self.fields, self.n_inputs = tuple(fields), fields[0].n_inputs
 
     def draw(self, kappa: Array, omega: Array, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -178,6 +165,9 @@ class ClassFields:
     def prior(self, n_classes: int, rng: np.random.Generator) -> tuple[Array, Array]:
         g, r = zip(*(one.prior(1, rng) for one in self.fields), strict=True)
         return np.concatenate(g), np.concatenate(r)
+
+
+Field = FullField | SparseField | ClassFields  # the Gaussian prior of the latent functions
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-import numpy as np
 import typer
+from sklearn.metrics import confusion_matrix
 
 from conjugp._persistence import files
 from conjugp.cli import _options as options
@@ -109,28 +109,18 @@ def labelled_rows(model: Model, path: Path, reading: Reading, unseen: str = "ref
 
 def class_table(y: Any, proba: Any, classes: Any) -> list[dict[str, Any]]:
     """Rows, recall and precision of every class; None where there is nothing to divide by."""
-    predicted = classes[proba.argmax(axis=1)]
+    counts = confusion(y, proba, classes)
     table = []
-    for label in classes:
-        true, named = y == label, predicted == label
-        both = int((true & named).sum())
-        table.append(
-            {
-                "label": label,
-                "rows": int(true.sum()),
-                "predicted": int(named.sum()),
-                "recall": both / true.sum() if true.any() else None,
-                "precision": both / named.sum() if named.any() else None,
-            }
-        )
+    for c, (true, named) in enumerate(zip(counts.sum(axis=1), counts.sum(axis=0), strict=True)):
+        recall, precision = (counts[c, c] / n if n else None for n in (true, named))
+        line = {"label": classes[c], "rows": true, "predicted": named}
+        table.append({**line, "recall": recall, "precision": precision})
     return table
 
 
 def confusion(y: Any, proba: Any, classes: Any) -> Any:
     """Counts (C, C): true class by predicted class."""
-    counts = np.zeros((len(classes), len(classes)), dtype=int)
-    np.add.at(counts, (np.searchsorted(classes, y), proba.argmax(axis=1)), 1)
-    return counts
+    return confusion_matrix(y, classes[proba.argmax(axis=1)], labels=classes)
 
 
 def _percent(share: float | None) -> str:

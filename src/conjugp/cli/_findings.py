@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +58,9 @@ def find(subject: Subject) -> Findings:
         train = subject.train
         try:
             fitted = logistic_regression(train.X, train.y, train.weight)
-            proba[LOGISTIC] = _aligned(fitted.predict_proba(rows.X), fitted.classes_, classes)
+            proba[LOGISTIC] = np.zeros((len(rows.y), len(classes)))
+            have = np.searchsorted(classes, fitted.classes_)
+            proba[LOGISTIC][:, have] = fitted.predict_proba(rows.X)
         except ValueError as error:
             warnings.warn(f"logistic regression failed ({error})", stacklevel=2)
         share = np.array([(train.y == label).mean() for label in classes])
@@ -105,10 +106,3 @@ def relevance(model: Model, rows: EncodedRows, seed: int = 0) -> dict[str, float
             after.append(nll(changed))
         rises[column.name] = float(np.mean(after)) - before
     return dict(sorted(rises.items(), key=lambda item: -item[1]))
-
-
-def _aligned(proba: Any, have: Any, want: Any) -> NDArray[np.float64]:
-    """Probabilities with a column for each of the wanted classes."""
-    out = np.zeros((len(proba), len(want)))
-    out[:, np.searchsorted(want, have)] = proba
-    return out

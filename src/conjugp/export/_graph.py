@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -33,40 +34,21 @@ class Value:
         inner = isinstance(other, Value) and other.scope.depth > self.scope.depth
         return (other.scope if inner else self.scope).op(kind, *pair)  # type: ignore[union-attr]
 
-    def __add__(self, other: Operand) -> Value:
-        return self._with("Add", other)
-
-    def __sub__(self, other: Operand) -> Value:
-        return self._with("Sub", other)
-
-    def __rsub__(self, other: Operand) -> Value:
-        return self._with("Sub", other, swapped=True)
-
-    def __mul__(self, other: Operand) -> Value:
-        return self._with("Mul", other)
-
-    def __truediv__(self, other: Operand) -> Value:
-        return self._with("Div", other)
-
-    def __rtruediv__(self, other: Operand) -> Value:
-        return self._with("Div", other, swapped=True)
-
-    def __matmul__(self, other: Operand) -> Value:
-        return self._with("MatMul", other)
-
-    def __gt__(self, other: Operand) -> Value:
-        return self._with("Greater", other)
-
-    def __lt__(self, other: Operand) -> Value:
-        return self._with("Less", other)
+    __add__ = __radd__ = partialmethod(_with, "Add")
+    __sub__, __rsub__ = partialmethod(_with, "Sub"), partialmethod(_with, "Sub", swapped=True)
+    __mul__ = __rmul__ = partialmethod(_with, "Mul")
+    __truediv__ = partialmethod(_with, "Div")
+    __rtruediv__ = partialmethod(_with, "Div", swapped=True)
+    __matmul__ = partialmethod(_with, "MatMul")
+    __gt__, __lt__ = partialmethod(_with, "Greater"), partialmethod(_with, "Less")
 
     def __neg__(self) -> Value:
         return self.scope.op("Neg", self)
 
-    __radd__, __rmul__ = __add__, __mul__
-
 
 Operand = Value | np.ndarray | torch.Tensor | float
+# Of the body of a loop: whether to go on (None: yes), what is carried along, what is stacked up.
+Trip = tuple[Value | None, list[Value], list[Value]]
 
 
 class Scope:
@@ -159,13 +141,12 @@ class Scope:
         self,
         trips: Operand,
         carried: Sequence[tuple[Operand, str]],
-        body: Callable[[Scope, Value, list[Value]], tuple[Value | None, list[Value], list[Value]]],
+        body: Callable[[Scope, Value, list[Value]], Trip],
         n_stacked: int = 0,
     ) -> list[Value]:
         """Run `body` up to `trips` times.
 
-        `body(scope, i, values)` gives whether to go on (None: yes), the new values of what is
-        carried along, each declared with its type, and what is stacked up over the trips.
+        `carried`: first values, each declared with its type.
         """
         inner = Scope(self)
         i, condition = self.name(), self.name()
@@ -175,24 +156,12 @@ class Scope:
         outputs = [inner.op("Identity", v) for v in (*values, *stacked)]
         declare = helper.make_tensor_value_info
         kinds = [_KINDS[kind] for _, kind in carried]
-        graph = helper.make_graph(
-            inner.nodes,
-            f"body_{i}",
-            [
-                declare(i, TensorProto.INT64, []),
-                declare(condition, TensorProto.BOOL, []),
-                *(declare(n, kind, None) for n, kind in zip(names, kinds, strict=True)),
-            ],
-            [
-                declare(go_on.name, TensorProto.BOOL, []),
-                *(
-                    declare(out.name, kind, None)
-                    for out, kind in zip(
-                        outputs, kinds + [TensorProto.DOUBLE] * n_stacked, strict=True
-                    )
-                ),
-            ],
-        )
+        given = [declare(i, TensorProto.INT64, []), declare(condition, TensorProto.BOOL, [])]
+        given += map(declare, names, kinds, [None] * len(names))
+        left = [declare(go_on.name, TensorProto.BOOL, [])]
+        kinds += [TensorProto.DOUBLE] * n_stacked
+        left += [declare(out.name, kind, None) for out, kind in zip(outputs, kinds, strict=True)]
+        graph = helper.make_graph(inner.nodes, f"body_{i}", given, left)
         start = np.array(True)
         inputs = [trips, start, *(x for x, _ in carried)]
         return self.ops("Loop", len(outputs), *inputs, body=graph)

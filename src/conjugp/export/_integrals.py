@@ -15,7 +15,7 @@ from numpy.polynomial import Chebyshev, Polynomial
 from numpy.typing import NDArray
 from scipy.special import erfcx
 
-from conjugp.export._graph import Scope, Value
+from conjugp.export._graph import Scope, Trip, Value
 from conjugp.likelihoods import _lambda_integral as rule
 from conjugp.likelihoods import _orthant as orthant
 
@@ -109,7 +109,7 @@ def lambda_integral(scope: Scope, m: Value, v: Value, C: int, softmax: bool) -> 
     first_weight = np.ones(tile)
     first_weight[0] = -1.0 / math.expm1(-rule.EXACT.step)  # the stretch below is a geometric series
 
-    def body(inner: Scope, i: Value, values: list[Value]) -> tuple[Value, list[Value], list[Value]]:
+    def body(inner: Scope, i: Value, values: list[Value]) -> Trip:
         (p,) = values
         # The tile of λ = e^t that begins at t₀.
         t0 = inner.cast(i, "double") * (tile * rule.EXACT.step) + start
@@ -207,9 +207,7 @@ def largest(scope: Scope, m: Value, v: Value) -> Value:
     step = (high - low) / (trips * _NODES - 1.0)
     m3, sd3 = scope.unsqueeze(m, 2), scope.unsqueeze(sd, 2)
 
-    def body(
-        inner: Scope, i: Value, values: list[Value]
-    ) -> tuple[Value | None, list[Value], list[Value]]:
+    def body(inner: Scope, i: Value, values: list[Value]) -> Trip:
         (p,) = values
         node = inner.cast(i, "double") * _NODES + np.arange(_NODES, dtype=np.float64)
         x = inner.unsqueeze(low + step * node, 1)  # (R, 1, J)

@@ -18,14 +18,6 @@ from conjugp.kernels._distances import MOST_SQUARE
 _TINY = float(torch.finfo(torch.float64).tiny)
 
 
-def _rbf(scope: Scope, r2: Value, kernel: k.Kernel) -> Value:
-    return scope.op("Exp", r2 * -0.5)
-
-
-def _matern12(scope: Scope, r2: Value, kernel: k.Kernel) -> Value:
-    return scope.op("Exp", -scope.op("Sqrt", r2))
-
-
 def _matern32(scope: Scope, r2: Value, kernel: k.Kernel) -> Value:
     s = scope.op("Sqrt", r2 * 3.0)
     return (s + 1.0) * scope.op("Exp", -s)
@@ -43,8 +35,8 @@ def _rational(scope: Scope, r2: Value, kernel: k.Kernel) -> Value:
 
 
 _OF_DISTANCE: dict[type[k.Kernel], Callable[[Scope, Value, k.Kernel], Value]] = {
-    k.RBF: _rbf,
-    k.Matern12: _matern12,
+    k.RBF: lambda scope, r2, kernel: scope.op("Exp", r2 * -0.5),
+    k.Matern12: lambda scope, r2, kernel: scope.op("Exp", -scope.op("Sqrt", r2)),
     k.Matern32: _matern32,
     k.Matern52: _matern52,
     k.RationalQuadratic: _rational,

@@ -246,10 +246,6 @@ def _weights(n: int, step: float, device: torch.device) -> Tensor:
     return weight.to(device)
 
 
-def _least(dtype: torch.dtype) -> float:
-    return 1e-30 if dtype == torch.float32 else 1e-280
-
-
 # --- By products ----------------------------------------------------------------------------
 
 
@@ -258,7 +254,8 @@ def _integral(m: Tensor, v: Tensor, t: Tensor, end: Tensor, rule: Rule) -> LogSu
     (B, C), T = m.shape, len(t)
     falls = _Falls(m, v, t, rule)
     # What of a class is left may be nothing; the others' product is then the quotient all the same.
-    F = torch.rsub(falls.values(), 1.0).clamp_min_(_least(m.dtype)).view(B, C, T)
+    least = 1e-30 if m.dtype == torch.float32 else 1e-280
+    F = torch.rsub(falls.values(), 1.0).clamp_min_(least).view(B, C, T)
     product = F[:, 0].clone()
     for c in range(1, C):
         product.mul_(F[:, c])

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.special import log_ndtr, ndtr
 
 from conjugp._numerics.expectations import gauss_hermite
+from conjugp.likelihoods._monte_carlo import Expectation
 
 _REACH = 6.5  # standard deviations of u on either side of the mode
 _NEWTON = 6
@@ -125,16 +126,8 @@ def _integrate(
     return Orthant(torch.logsumexp(log_f, 0), da, db, ds2)
 
 
-class Largest(NamedTuple):
-    """log P(f_y is the largest) and its derivatives, float64."""
-
-    value: Tensor  # (B,)
-    dm: Tensor  # (B, C)
-    dv: Tensor  # (B, C)
-
-
-def log_largest(y: Tensor, m: Tensor, v: Tensor) -> Largest:
-    """log P(f_y is the largest) for f ~ N(m, v), m and v (B, C) (L8)."""
+def log_largest(y: Tensor, m: Tensor, v: Tensor) -> Expectation:
+    """log P(f_y is the largest) for f ~ N(m, v), m and v (B, C), and its derivatives (L8)."""
     m, v = m.double(), _not_zero(v.double())
     column = y[:, None]
     v_y = v.gather(1, column)
@@ -148,7 +141,7 @@ def log_largest(y: Tensor, m: Tensor, v: Tensor) -> Largest:
     dv.scatter_(1, column, 0.0)
     e.b.scatter_(1, column, 0.0)
     dv.scatter_(1, column, 0.5 * (b * e.b).sum(1, keepdim=True) / v_y)
-    return Largest(e.value, dm, dv)
+    return Expectation(e.value, dm, dv)
 
 
 def largest(m: Tensor, v: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from conjugp.metrics import ReliabilityCurve, Strategy, class_reliability_curves, mean_gap
-from conjugp.plotting._style import GREY, Display, class_colors, tidy
+from conjugp.metrics import ReliabilityCurve, Strategy, curves_of_classes, mean_gap
+from conjugp.plotting._style import GREY, Display, class_colors, diagonal, dots, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,14 +75,7 @@ class ClassCalibrationDisplay(Display):
         max_classes, ax
             As in :meth:`plot`.
         """
-        curves = class_reliability_curves(
-            y_true,
-            proba,
-            n_bins=n_bins,
-            strategy=strategy,
-            labels=labels,
-            sample_weight=sample_weight,
-        )
+        curves = curves_of_classes(y_true, proba, n_bins, strategy, labels, sample_weight)
         names = sorted(set(np.asarray(y_true).tolist())) if labels is None else labels
         return cls(curves, names).plot(ax, max_classes=max_classes)
 
@@ -107,22 +100,11 @@ class ClassCalibrationDisplay(Display):
                 ax.plot(x, y, color=GREY, lw=0.8, alpha=0.6, zorder=2)
         for c in worst:
             curve, color = self.curves[c], colors[c]
-            share = curve.count / curve.count.sum()
             label = f"{self.labels[c]} (error {self.errors[c]:.3f})"
             x, y = _sure(curve)
             ax.plot(x, y, color=color, lw=1.4, alpha=0.8, zorder=3)
-            # Few points in a bin, a small marker: there the frequency is mostly noise.
-            ax.scatter(
-                curve.confidence,
-                curve.accuracy,
-                6 + 90 * np.sqrt(share),
-                color=color,
-                edgecolors="white",
-                lw=0.6,
-                label=label,
-                zorder=4,
-            )
-        ax.plot([0, 1], [0, 1], color="0.45", lw=1, ls=(0, (5, 4)), zorder=1)
+            dots(ax, curve, (6, 90), color, label)
+        diagonal(ax)
         ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
         ax.set(xlabel="probability of the class", ylabel="frequency of the class")
         ax.legend(frameon=False, loc="upper left")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 
-from conjugp.metrics import ReliabilityCurve, Strategy, mean_gap, reliability_curve
-from conjugp.plotting._style import Display, tidy
+from conjugp.metrics import ReliabilityCurve, Strategy, curve_of_prediction, mean_gap
+from conjugp.plotting._style import Display, diagonal, dots, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,14 +90,7 @@ class ReliabilityDisplay(Display):
         ax, color
             As in :meth:`plot`.
         """
-        curve = reliability_curve(
-            y_true,
-            proba,
-            n_bins=n_bins,
-            strategy=strategy,
-            labels=labels,
-            sample_weight=sample_weight,
-        )
+        curve = curve_of_prediction(y_true, proba, n_bins, strategy, labels, sample_weight)
         return cls(curve, name=name).plot(ax, color=color)
 
     def plot(self, ax: Axes | None = None, *, color: Any = None) -> ReliabilityDisplay:
@@ -116,25 +108,13 @@ class ReliabilityDisplay(Display):
         self.histogram_ax_ = _histogram_below(ax)
 
         confidence, accuracy, count = self.curve
-        share = count / count.sum()
         error = f"ECE {self.calibration_error:.3f}"
         label = error if self.name is None else f"{self.name} ({error})"
         (line,) = ax.plot(confidence, accuracy, color=color, lw=1.2, alpha=0.6, zorder=3)
         color = line.get_color()
-        # Few points in a bin, a small marker: there the curve is mostly noise.
-        size = 10 + 130 * np.sqrt(share)
         ax.vlines(confidence, confidence, accuracy, color=color, lw=2, alpha=0.25, zorder=2)
-        ax.scatter(
-            confidence,
-            accuracy,
-            size,
-            label=label,
-            color=color,
-            edgecolors="white",
-            lw=0.8,
-            zorder=4,
-        )
-        self.histogram_ax_.vlines(confidence, 0, share, color=color, lw=5, alpha=0.7)
+        dots(ax, self.curve, (10, 130), color, label)
+        self.histogram_ax_.vlines(confidence, 0, count / count.sum(), color=color, lw=5, alpha=0.7)
         ax.legend(loc="best", frameon=False)
         return self
 
@@ -171,7 +151,7 @@ def _histogram_below(ax: Axes) -> Axes:
         ax.set_subplotspec(upper)
         below = ax.figure.add_subplot(lower, sharex=ax)
     below.set_label(HISTOGRAM)
-    ax.plot([0, 1], [0, 1], color="0.45", lw=1, ls=(0, (5, 4)), zorder=1)
+    diagonal(ax)
     ax.set(xlim=(0, 1.02), ylim=(0, 1.02), ylabel="accuracy")
     ax.tick_params(labelbottom=False)
     below.set(xlabel="confidence", ylabel="share", ylim=(0, 1))

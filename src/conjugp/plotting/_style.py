@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conjugp.metrics import ReliabilityCurve
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -40,6 +42,18 @@ def tidy(ax: Axes, grid: bool = True) -> None:
     if grid:
         ax.grid(color="0.92", lw=0.8)
         ax.set_axisbelow(True)
+
+
+def diagonal(ax: Axes) -> None:
+    """The line on which probabilities mean what they say."""
+    ax.plot([0, 1], [0, 1], color="0.45", lw=1, ls=(0, (5, 4)), zorder=1)
+
+
+def dots(ax: Axes, curve: ReliabilityCurve, size: tuple[int, int], color: Any, label: str) -> None:
+    """A dot for every bin; small ones have few points, where a frequency is mostly noise."""
+    area = size[0] + size[1] * np.sqrt(curve.count / curve.count.sum())
+    look = {"color": color, "edgecolors": "white", "lw": 0.7, "zorder": 4}
+    ax.scatter(curve.confidence, curve.accuracy, area, label=label, **look)
 
 
 def class_colors(n: int) -> list[Any]:
