@@ -130,6 +130,10 @@ class Draws:
     theta: Array  # (S, K, T)
     mean: Array  # (S, C)
 
+    def __add__(self, other: Draws) -> Draws:
+        names = self.__dataclass_fields__
+        return Draws(*(np.concatenate([getattr(self, n), getattr(other, n)]) for n in names))
+
     def __getitem__(self, part: slice) -> Draws:
         return Draws(*(getattr(self, n)[part] for n in self.__dataclass_fields__))
 
