@@ -62,7 +62,6 @@ def _seconds_per_sweep(target: Target, seed: int) -> float:
 
 
 def _measured(target: Target, seed: int) -> float:
-    """Seconds of a sweep."""
     with one_thread():
         state = first_state(target, np.random.SeedSequence(seed))
         state, _ = run(target, state, 1, 0, 1)
@@ -109,7 +108,6 @@ def _part(target: Target, n_inputs: int) -> Target:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words."""
     if seconds < 90:
         n = max(1, math.ceil(seconds))
         return f"{n} second{'s' * (n > 1)}"

@@ -62,7 +62,6 @@ class Run:
 
     @property
     def draws(self) -> list[Draws]:
-        """The draws made so far."""
         return [draws[: self.n_kept] for draws in self.room]
 
     def after(self, done: list[tuple[State, Draws]]) -> Run:

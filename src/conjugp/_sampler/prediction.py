@@ -46,7 +46,6 @@ class SampledModel:
 
     @property
     def n_classes(self) -> int:
-        """C."""
         return self.target.data.n_classes
 
     @property

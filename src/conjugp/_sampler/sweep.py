@@ -98,7 +98,6 @@ class FullField:
         return r[:, :0]
 
     def place(self, g: Array, noise: Array) -> Array:
-        """r of g."""
         return g @ self.L.T
 
     def log_prior(self, r: Array) -> tuple[float, Array]:
@@ -145,7 +144,6 @@ class SparseField:
         return np.divide(r - g @ self.A, deviation, out=np.zeros_like(r), where=deviation > 0)
 
     def place(self, g: Array, noise: Array) -> Array:
-        """r of g and noise."""
         return g @ self.A + np.sqrt(self.residual) * noise
 
 
@@ -180,12 +178,10 @@ class Observations:
 
     @cached_property
     def one_hot(self) -> Array:
-        """(C, N)."""
         return (np.arange(self.n_classes)[:, None] == self.y).astype(np.float64)
 
     @cached_property
     def rows(self) -> Counts:
-        """0, …, N - 1."""
         return np.arange(len(self.y))
 
     def at_rows(self, values: Array) -> Array:

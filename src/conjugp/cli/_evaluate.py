@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from sklearn.metrics import confusion_matrix
@@ -23,7 +23,7 @@ from conjugp.cli._scores import (
     table_digest,
     these_rows,
 )
-from conjugp.cli._settings import EncodedRows, Reading
+from conjugp.cli._settings import EncodedRows, Labelled, Reading
 from conjugp.cli.models import Model, load_model
 
 MOST_CLASSES = 40  # in the table of classes and in the picture of the confusion matrix
@@ -57,8 +57,8 @@ def evaluate(
         raise Refusal(f"--plots {str(plots)!r} is a file; give a folder")
     found = load_model(model, table=table)
     reading = Reading(delimiter=delimiter, encoding=encoding, decimal=decimal)
-    rows, _, _, seen = labelled_rows(found, table, reading, unseen)
-    clf = found.clf
+    labelled, clf = labelled_rows(found, table, reading, unseen), found.clf
+    rows, seen = labelled.rows, labelled.seen
     with estimator_errors():
         proba = clf.predict_proba(rows.X)
     scores = scores_of(rows.y, proba, clf.classes_, rows.weight)
@@ -82,15 +82,6 @@ def evaluate(
         note(f"{len(classes) - MOST_CLASSES} more classes; --json has all")
     for path in written:
         typer.echo(f"Picture written to {path}")
-
-
-class Labelled(NamedTuple):
-    """Rows of a table to score, and what the model has to do with the table."""
-
-    rows: EncodedRows
-    all: EncodedRows
-    train: EncodedRows | None  # what the model learned from, where this table has it
-    seen: int | None  # how many of the rows to score are those; None where it cannot be known
 
 
 def labelled_rows(model: Model, path: Path, reading: Reading, unseen: str = "refuse") -> Labelled:

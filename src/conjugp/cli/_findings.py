@@ -10,22 +10,18 @@ from numpy.typing import NDArray
 
 from conjugp import metrics
 from conjugp.cli._scores import logistic_regression, scores_of
-from conjugp.cli._settings import EncodedRows
+from conjugp.cli._settings import EncodedRows, Labelled
 from conjugp.cli.models import Model
 
 RELEVANCE_ROWS, RELEVANCE_COLUMNS, RELEVANCE_SHUFFLES = 1000, 60, 3
 CONJUGP, LOGISTIC, FREQUENCIES = "conjugp", "logistic regression", "class frequencies"
 
 
-@dataclass
-class Subject:
-    """A model, the rows to score, and those it learned from where they are known."""
+@dataclass(kw_only=True)
+class Subject(Labelled):
+    """A model, and the rows of a report on it."""
 
     model: Model
-    rows: EncodedRows
-    all: EncodedRows
-    train: EncodedRows | None
-    seen: int | None  # how many of the rows to score were learned from, where that is known
     commands: list[str]
     source: str
     scored: str  # the table that the rows to score are of

@@ -19,7 +19,7 @@ from conjugp.cli._fit import fit_model, scored, seen_of
 from conjugp.cli._output import check_output, note, print_json, replaced, typed_command
 from conjugp.cli._page import render
 from conjugp.cli._scores import few_rows
-from conjugp.cli._settings import EncodedRows, Reading, Task, prepare
+from conjugp.cli._settings import EncodedRows, Labelled, Reading, Task, prepare
 from conjugp.cli.models import load_model
 
 
@@ -95,19 +95,11 @@ def report(
         clf = GPClassifier(random_state=seed)
         fit_model(clf, training, None, f"no report was written to {output}", notes)
         model, _ = scored(clf, training)
-        rows = training.test
-        assert rows is not None
-        subject = Subject(
-            model,
-            rows,
-            training.all,
-            training.train,
-            seen_of(model, training),
-            [command],
-            first.name,
-            first.name if test is None else test.name,
-            keep,
-        )
+        assert training.test is not None
+        seen = seen_of(model, training)
+        labelled = Labelled(training.test, training.all, training.train, seen)
+        named = {"source": first.name, "scored": (test or first).name, "keep": keep}
+        subject = Subject(**vars(labelled), model=model, commands=[command], **named)
     if not compare:
         subject.train = None
     with warnings_as_notes(notes), estimator_errors():
@@ -140,18 +132,9 @@ def _of_model(
     """A model from a file, on the rows of a table."""
     model = load_model(path, table=table)
     labelled = labelled_rows(model, table, reading, unseen)
-    learned = labelled.train
     if train is not None:
         given = replace(reading, keep=[]).table(train, model.encoding.ignored)
-        learned = EncodedRows.of(given, model.encoding, unseen)
-    return Subject(
-        model,
-        labelled.rows,
-        labelled.all,
-        learned,
-        labelled.seen,
-        [model.origin["command"]],
-        table.name,
-        table.name,
-        reading.keep,
-    )
+        labelled.train = EncodedRows.of(given, model.encoding, unseen)
+    named = {"source": table.name, "scored": table.name, "keep": reading.keep}
+    commands = [model.origin["command"]]
+    return Subject(**vars(labelled), model=model, commands=commands, **named)

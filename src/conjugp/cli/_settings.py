@@ -65,11 +65,20 @@ class EncodedRows:
         return cls(table, X, y, weight, np.arange(table.n_rows))
 
     def take(self, rows: NDArray[np.intp]) -> EncodedRows:
-        """Some of the rows."""
         weight = None if self.weight is None else self.weight[rows]
         return EncodedRows(
             self.table.take(rows), self.X[rows], self.y[rows], weight, self.place[rows]
         )
+
+
+@dataclass
+class Labelled:
+    """Rows of a table to score, and what the model has to do with the table."""
+
+    rows: EncodedRows
+    all: EncodedRows
+    train: EncodedRows | None  # what the model learned from, where this table has it
+    seen: int | None  # how many of the rows to score are those; None where it cannot be known
 
 
 @dataclass(frozen=True)

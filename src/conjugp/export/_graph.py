@@ -73,11 +73,9 @@ class Scope:
         return Value(self, name)
 
     def op(self, kind: str, *inputs: Operand, **attributes: Any) -> Value:
-        """A node with one output."""
         return self.ops(kind, 1, *inputs, **attributes)[0]
 
     def ops(self, kind: str, n: int, *inputs: Operand, **attributes: Any) -> list[Value]:
-        """A node with n outputs."""
         names = [x.name if isinstance(x, Value) else self.constant(x) for x in inputs]
         outputs = [self.name() for _ in range(n)]
         self.nodes.append(helper.make_node(kind, names, outputs, **attributes))
@@ -117,15 +115,12 @@ class Scope:
         return self.op("Cast", x, to=_KINDS[kind])
 
     def sum(self, x: Value, axis: int, keepdims: bool = True) -> Value:
-        """The sum along an axis."""
         return self.op("ReduceSum", x, np.array([axis]), keepdims=int(keepdims))
 
     def unsqueeze(self, x: Value, axis: int) -> Value:
-        """One more axis."""
         return self.op("Unsqueeze", x, np.array([axis]))
 
     def column(self, x: Value) -> Value:
-        """(...) as a column."""
         return self.op("Reshape", x, np.array([-1, 1]))
 
     def squeeze(self, x: Value) -> Value:
@@ -167,7 +162,6 @@ class Scope:
         return self.ops("Loop", len(outputs), *inputs, body=graph)
 
     def graph(self, inputs: list[Any], outputs: list[Any]) -> GraphProto:
-        """The finished outermost graph."""
         constants = list(self.root.constants.values())
         return helper.make_graph(
             _needed(self.nodes, outputs), "conjugp", inputs, outputs, constants

@@ -66,7 +66,6 @@ def _log_cdf(scope: Scope, z: Value) -> Value:
 
 
 def log_sigmoid(scope: Scope, x: Value) -> Value:
-    """log σ(x)."""
     rest = scope.op("Log", scope.op("Exp", -scope.op("Abs", x)) + 1.0)
     return scope.op("Min", x, 0.0) - rest
 

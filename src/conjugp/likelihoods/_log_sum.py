@@ -302,7 +302,6 @@ class _Falls:
         self.parts.append((i, _Narrow(m[i], v[i], t, rule)))
 
     def values(self) -> Tensor:
-        """1 − F, (n, T)."""
         if len(self.parts) == 1:
             return self.parts[0][1].values()
         found = self.like.new_empty(self.shape)
@@ -342,7 +341,6 @@ class _Wide:
         self.work = torch.erfc(self.z)
 
     def values(self) -> Tensor:
-        """1 − F, (n, T)."""
         return torch.mm(self.work, self.fall).mul_(0.5)
 
     def pull(self, G: Tensor) -> tuple[Tensor, Tensor]:
@@ -383,7 +381,6 @@ class _Narrow:
         self.survive = torch.exp(-self.scaled)
 
     def values(self) -> Tensor:
-        """1 − F, (n, T)."""
         return torch.matmul(self.w, -torch.expm1(-self.scaled))
 
     def pull(self, G: Tensor) -> tuple[Tensor, Tensor]:
