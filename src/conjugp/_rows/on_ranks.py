@@ -31,11 +31,7 @@ class OnRanks(Dataset):
     """The rows of all ranks; `local` are those that are here, in the order of their `keys`."""
 
     def __init__(
-        self,
-        local: Data,
-        keys: NDArray[np.int64],
-        group: Group,
-        cuts: dict[int, int] | None = None,
+        self, local: Data, keys: NDArray[np.int64], group: Group, cuts: dict[int, int] | None = None
     ) -> None:
         self.local, self.keys, self.group = local, keys, group
         self.n_classes, self.totals = local.n_classes, Totals(*(t.clone() for t in local.totals))

@@ -101,9 +101,7 @@ def _part(target: Target, n_inputs: int) -> Target:
     index = place[np.arange(U) if data.index is None else data.index]
     rows = index >= 0
     return replace(
-        target,
-        X=target.X[chosen],
-        data=Observations(data.y[rows], data.n_classes, index[rows]),
+        target, X=target.X[chosen], data=Observations(data.y[rows], data.n_classes, index[rows])
     )
 
 

@@ -14,13 +14,7 @@ import conjugp
 from conjugp.cli._cells import numbers, texts
 from conjugp.cli._encoding import Column
 from conjugp.cli._evaluate import confusion
-from conjugp.cli._findings import (
-    CONJUGP,
-    LOGISTIC,
-    RELEVANCE_COLUMNS,
-    Findings,
-    Subject,
-)
+from conjugp.cli._findings import CONJUGP, LOGISTIC, RELEVANCE_COLUMNS, Findings, Subject
 from conjugp.cli._page import picture
 from conjugp.cli._scores import SCORES, these_rows
 from conjugp.cli._tables import Table

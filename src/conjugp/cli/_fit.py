@@ -18,14 +18,7 @@ from conjugp.cli import _options as options
 from conjugp.cli._app import Interrupted, Refusal, app, estimator_errors, warnings_as_notes
 from conjugp.cli._output import check_output, note, print_json, print_table, replaced, typed_command
 from conjugp.cli._ranks import stacked
-from conjugp.cli._scores import (
-    SCORES,
-    few_rows,
-    scores_of,
-    shown_scores,
-    table_digest,
-    these_rows,
-)
+from conjugp.cli._scores import SCORES, few_rows, scores_of, shown_scores, table_digest, these_rows
 from conjugp.cli._settings import Reading, Task, Training, prepare
 from conjugp.cli._tables import FORMATS
 from conjugp.cli.models import ROWS, Model, packed_digests

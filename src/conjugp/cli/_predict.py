@@ -27,8 +27,7 @@ def predict(
     model: options.Model,
     table: options.Table,
     output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="CSV, Parquet or NPZ file; - is CSV on stdout."),
+        Path, typer.Option("--output", "-o", help="CSV, Parquet or NPZ file; - is CSV on stdout.")
     ] = Path("predictions.csv"),
     proba: Annotated[bool, typer.Option(help="Write the probability of every class.")] = True,
     top_k: Annotated[

@@ -22,12 +22,7 @@ from conjugp._numerics.expectations import (
 )
 from conjugp.likelihoods._base import Expectation
 from conjugp.likelihoods._class_parts import Classes, Part, Terms, part, tangent
-from conjugp.likelihoods._log_sum import (
-    LogSum,
-    expected_log_sum,
-    log_expected_sum,
-    tangent_sums,
-)
+from conjugp.likelihoods._log_sum import LogSum, expected_log_sum, log_expected_sum, tangent_sums
 from conjugp.likelihoods._softmaxes import SoftmaxLikelihood
 
 # γ is at most about 4|m|/v: finite wherever v is not zero. At v = 0 and m below −80 the site is
@@ -212,9 +207,4 @@ def _polya_gamma(y: Tensor, m: Tensor, s: Tilt, log_gamma: Tensor, bound: Tensor
     return Expectation(bound, dm, -0.5 * precision)
 
 
-_EXPECTATIONS = {
-    "exact": _exact,
-    "tight": _tight,
-    "collapsed": _collapsed,
-    "augmented": _augmented,
-}
+_EXPECTATIONS = {"exact": _exact, "tight": _tight, "collapsed": _collapsed, "augmented": _augmented}

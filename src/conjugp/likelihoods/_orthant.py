@@ -84,11 +84,7 @@ def _terms_in_logs(w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _integrate(
-    a: Tensor,
-    b: Tensor,
-    s: Tensor | None,
-    n: int,
-    terms: Callable[[Tensor], tuple[Tensor, Tensor]],
+    a: Tensor, b: Tensor, s: Tensor | None, n: int, terms: Callable[[Tensor], tuple[Tensor, Tensor]]
 ) -> Orthant:
     z, weight = (x.to(a) for x in gauss_hermite(1 if s is None else _NOISE))
     # Noise first: (K, B, C), or (K, J, B, C) with nodes of u.

@@ -48,13 +48,7 @@ class ReliabilityDisplay(Display):
 
     @classmethod
     def from_estimator(
-        cls,
-        estimator: Any,
-        X: Any,
-        y: ArrayLike,
-        *,
-        name: str | None = None,
-        **settings: Any,
+        cls, estimator: Any, X: Any, y: ArrayLike, *, name: str | None = None, **settings: Any
     ) -> ReliabilityDisplay:
         """Draw the diagram of a fitted classifier on the points X with labels y.
 
