@@ -103,23 +103,19 @@ class SampledModel:
 
         In chunks, so that memory is bounded with `n_copies` of m.
         """
-        t = self.target
         for theta, parts in self.groups:
             L_inv, kernels = self._inverse_factor(theta), self.kernels(theta)
             widest = max(len(g) for _, g in parts) * self.n_classes * n_copies
             size = max(1, _CHUNK_ELEMENTS // (widest + 2 * len(kernels) * len(self.Z)))
             for i in range(0, len(X), size):
                 x = X[i : i + size]
-                K = torch.stack([k(x, self.Z) + t.mean_variance for k in kernels])  # (K, n', M)
-                A = K @ L_inv.mT
-                prior = torch.stack([k.diag(x) + t.mean_variance for k in kernels])
-                v = torch.maximum(prior - A.square().sum(2), 1e-6 * prior).T
+                A, _, left = self._conditional(x, kernels, L_inv)
                 for first, g in parts:
                     if len(A) == 1:
                         m = (A[0] @ g.reshape(-1, g.shape[2]).T).reshape(len(x), *g.shape[:2])
                     else:
                         m = torch.einsum("cnm,scm->nsc", A, g)
-                    yield slice(i, i + len(x)), slice(first, first + len(g)), m + self.mean, v
+                    yield slice(i, i + len(x)), slice(first, first + len(g)), m + self.mean, left.T
 
     def proba(self, X: Tensor) -> Tensor:
         """E[p(y | f)] at X, (n, C)."""
@@ -186,15 +182,21 @@ class SampledModel:
         order = torch.randperm(n_samples, generator=generator)
         return out[order][:, index]
 
+    def _conditional(
+        self, X: Tensor, kernels: list[Kernel], L_inv: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A (K, n, M), the prior variance and what of it a draw leaves open, (K, n)."""
+        more = self.target.mean_variance
+        A = torch.stack([k(X, self.Z) + more for k in kernels]) @ L_inv.mT
+        prior = torch.stack([k.diag(X) + more for k in kernels])
+        return A, prior, torch.maximum(prior - A.square().sum(2), 1e-6 * prior)
+
     def _joint(self, X: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """A (K, n, M), and a root of the covariance that a draw leaves open, (K, n, n)."""
         t, kernels = self.target, self.kernels(theta)
-        K = torch.stack([k(X, self.Z) + t.mean_variance for k in kernels])
-        A = K @ self._inverse_factor(theta).mT
-        prior = torch.stack([k.diag(X) + t.mean_variance for k in kernels])
+        A, prior, left = self._conditional(X, kernels, self._inverse_factor(theta))
         if t.Z is not None:  # the sparse model's latents are independent given the inducing values
-            open_ = torch.maximum(prior - A.square().sum(2), 1e-6 * prior)
-            return A, torch.diag_embed(open_.sqrt())
+            return A, torch.diag_embed(left.sqrt())
         left = torch.stack([k(X, X) + t.mean_variance for k in kernels]) - A @ A.mT
         left += torch.diag_embed(1e-9 * prior)  # rounding of the difference
         return A, torch.stack([root_of(one) for one in left])
