@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -17,7 +18,12 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from conjugp._estimators.classifier import GPClassifier, seed_of, unchanged_on_error
+from conjugp._estimators.classifier import (
+    GPClassifier,
+    seed_of,
+    unchanged_on_error,
+    without_interrupts,
+)
 from conjugp._estimators.model_file import Saveable
 from conjugp._estimators.predicting import Predictive, ProbabilisticClassifier
 from conjugp._estimators.progress import ChainBars
@@ -251,7 +257,8 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
                     raise KeyboardInterrupt from None
             finally:
                 bars.close()
-        self._keep(problem, draws, seed)
+        with without_interrupts() if stopped else nullcontext():
+            self._keep(problem, draws, seed)
         if stopped:
             if self.on_interrupt == "raise":
                 raise KeyboardInterrupt
