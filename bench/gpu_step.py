@@ -30,7 +30,6 @@ from conjugp._inference.rounds import RoundsOfSteps
 from conjugp._inference.settings import Result, Settings
 from conjugp._inference.steps import ReadableStep, Sizes
 from conjugp._inference.train import train
-from conjugp._numerics import cuda as launches
 from conjugp._numerics import expectations as numerics
 from conjugp._rows.dataset import Data
 from conjugp.kernels import RBF
@@ -202,15 +201,6 @@ def breakdown(M: int, B: int, C: int, D: int) -> dict[str, Any]:
     }
 
 
-def without_launches() -> dict[str, Any]:
-    """The first shape with the expectations as torch's own operations."""
-    serves, launches.serves = launches.serves, lambda _: False
-    try:
-        return speed(*SHAPES[0])
-    finally:
-        launches.serves = serves
-
-
 def main() -> None:
     """All parts, each kept when it ends."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -221,7 +211,6 @@ def main() -> None:
         parts[f"speed {shape}"] = lambda s=shape: speed(*s)
     for shape in SHAPES[:2]:
         parts[f"kernels {shape}"] = lambda s=shape: breakdown(*s)
-    parts["speed without own launches"] = without_launches
     for name, part in parts.items():
         began = time.perf_counter()
         try:

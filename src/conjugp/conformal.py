@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from conjugp._estimators.wrapper import PostHocClassifier
+from conjugp._numerics.threads import blocks
 
 __all__ = ["ConformalClassifier"]
 
@@ -96,7 +97,7 @@ class ConformalClassifier(PostHocClassifier):
             raise ValueError(f"method must be 'aps' or 'lac', got {self.method!r}")
         rows = self._fit_estimator(X, y)
         scores = np.empty(len(rows.y))
-        for i in _chunks(rows.proba):
+        for i in blocks(len(rows.y), rows.proba.shape[1], _ELEMENTS):
             scores[i] = np.take_along_axis(self._scores(rows.proba[i]), rows.y[i, None], 1)[:, 0]
         if self.class_conditional:
             classes = range(rows.proba.shape[1])
@@ -140,7 +141,7 @@ class ConformalClassifier(PostHocClassifier):
         limits = self.thresholds(alpha)
         p = np.asarray(self.estimator_.predict_proba(X), dtype=np.float64)
         mask = np.empty(p.shape, dtype=np.bool_)
-        for i in _chunks(p):
+        for i in blocks(len(p), p.shape[1], _ELEMENTS):
             mask[i] = self._scores(p[i]) <= limits
         return mask
 
@@ -193,8 +194,3 @@ class ConformalClassifier(PostHocClassifier):
         scores = np.empty_like(p)
         np.put_along_axis(scores, order, np.take_along_axis(before, first, axis=1), axis=1)
         return scores
-
-
-def _chunks(p: NDArray[np.float64]) -> list[slice]:
-    size = max(1, _ELEMENTS // p.shape[1])
-    return [slice(i, i + size) for i in range(0, len(p), size)]

@@ -145,21 +145,17 @@ def _parts(X: Any, y: Any, target: str | None, sample_weight: Any) -> list[Any]:
 
     if not (_is_frame(X) or hasattr(X, "to_delayed")):
         raise TypeError(f"X must be a Dask DataFrame or Array; got {type(X).__name__}")
-    if isinstance(sample_weight, str) and not _is_frame(X):
-        raise ValueError("sample_weight can name a column of a DataFrame only")
-    if target is not None:
-        if not _is_frame(X) or target not in X.columns:
-            raise ValueError(f"target={target!r} is not a column of X")
-    if isinstance(sample_weight, str) and sample_weight not in X.columns:
-        raise ValueError(f"sample_weight={sample_weight!r} is not a column of X")
-    columns = [_delayed(X)]
-    columns += [_delayed(c) for c in (y, sample_weight) if c is not None and not isinstance(c, str)]
+    for name, column in (("target", target), ("sample_weight", sample_weight)):
+        if isinstance(column, str) and column not in getattr(X, "columns", ()):
+            raise ValueError(f"{name}={column!r} is not a column of X")
+    roles = {"y": target if y is None else y, "weight": sample_weight}
+    named = {role: column for role, column in roles.items() if isinstance(column, str)}
+    given = {role: _delayed(c) for role, c in roles.items() if c is not None and role not in named}
+    columns = [_delayed(X), *given.values()]
     if len({len(column) for column in columns}) > 1:
         raise ValueError("X, y and sample_weight must have the same partitions")
-    names = (target, sample_weight if isinstance(sample_weight, str) else None)
-    has = (y is not None, columns[2:] != [] or (y is None and columns[1:] != []))
     cut = delayed(_columns, pure=False)
-    return [cut(names, has, *blocks) for blocks in zip(*columns, strict=True)]
+    return [cut(named, list(given), *blocks) for blocks in zip(*columns, strict=True)]
 
 
 def _delayed(collection: Any) -> list[Any]:
@@ -168,15 +164,11 @@ def _delayed(collection: Any) -> list[Any]:
     return list(np.ravel(np.array(collection.to_delayed(), dtype=object)))
 
 
-def _columns(
-    names: tuple[str | None, str | None], has: tuple[bool, bool], X: Any, *others: Any
-) -> tuple[Any, Any, Any]:
-    """Features, labels and weights of a partition."""
-    rest = list(others)
-    y = rest.pop(0) if has[0] else X[names[0]]
-    weight = rest.pop(0) if has[1] else None if names[1] is None else X[names[1]]
-    left = [name for name in names if name is not None]
-    return (X.drop(columns=left) if left else X), np.asarray(y), weight
+def _columns(named: dict[str, str], given: list[str], X: Any, *others: Any) -> tuple[Any, Any, Any]:
+    """Features, labels and weights of a partition: columns of X by their names, or others."""
+    found = dict(zip(given, others, strict=True)) | {role: X[c] for role, c in named.items()}
+    X = X.drop(columns=list(named.values())) if named else X
+    return X, np.asarray(found["y"]), found.get("weight")
 
 
 def _scale(part: tuple[Any, Any, Any]) -> WeightScale:
@@ -217,21 +209,10 @@ def _fit(
         raise ValueError("conjugp.dask needs workers that are processes: processes=True")
     host = get_address_host(workers[0])
     (port,) = client.run(_free_port, workers=workers[:1]).values()
+    job = (len(workers), (host, port), template, checkpoint, timeout)
+    how = {"allow_other_workers": False, "pure": False, "retries": 0}
     tasks = {
-        address: client.submit(
-            _fit_rank,
-            template,
-            mine[address],
-            rank,
-            len(workers),
-            (host, port),
-            checkpoint,
-            timeout,
-            workers=[address],
-            allow_other_workers=False,
-            pure=False,
-            retries=0,
-        )
+        address: client.submit(_fit_rank, mine[address], rank, *job, workers=[address], **how)
         for rank, address in enumerate(workers)
     }
     try:
@@ -278,11 +259,11 @@ def _free_port() -> int:
 
 
 def _fit_rank(
-    template: GPClassifier,
     parts: list[tuple[Any, Any, Any]],
     rank: int,
     size: int,
     address: tuple[str, int],
+    template: GPClassifier,
     checkpoint: Any,
     timeout: float,
 ) -> GPClassifier | None:

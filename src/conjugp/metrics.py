@@ -142,8 +142,7 @@ def brier_decomposition(
     codes, p, weight = _checked(y_true, proba, labels, sample_weight)
     reliability = resolution = uncertainty = binned = 0.0
     for c, p_c in enumerate(p.T):
-        bins = _bins(p_c, weight, n_bins, strategy)
-        mean, frequency, share = _curve(p_c, codes == c, weight, bins)
+        mean, frequency, share = _curve(p_c, codes == c, weight, n_bins, strategy)
         of_all = weight @ (codes == c)
         reliability += share @ np.square(mean - frequency)
         resolution += share @ np.square(frequency - of_all)
@@ -267,11 +266,7 @@ def reliability_curve(
         Bins of equal width, (i/n_bins, (i+1)/n_bins], or of equal weight. Equal confidences are
         always in one bin, so adaptive bins may be uneven where confidences repeat.
     """
-    codes, p, weight = _checked(y_true, proba, labels, sample_weight)
-    correct = p.argmax(axis=1) == codes
-    bins = _bins(p.max(axis=1), weight, n_bins, strategy)
-    curve = _curve(p.max(axis=1), correct, weight, bins)
-    return curve._replace(count=curve.count * _total(len(codes), sample_weight))
+    return curve_of_prediction(y_true, proba, n_bins, strategy, labels, sample_weight)
 
 
 def expected_calibration_error(
@@ -287,15 +282,7 @@ def expected_calibration_error(
 
     Parameters are those of :func:`reliability_curve`.
     """
-    curve = reliability_curve(
-        y_true,
-        proba,
-        n_bins=n_bins,
-        strategy=strategy,
-        labels=labels,
-        sample_weight=sample_weight,
-    )
-    return _mean_gap(curve)
+    return mean_gap(curve_of_prediction(y_true, proba, n_bins, strategy, labels, sample_weight))
 
 
 def maximum_calibration_error(
@@ -312,14 +299,7 @@ def maximum_calibration_error(
     Parameters are those of :func:`reliability_curve`. A bin with few points can decide it;
     ``strategy="adaptive"`` makes that less likely.
     """
-    curve = reliability_curve(
-        y_true,
-        proba,
-        n_bins=n_bins,
-        strategy=strategy,
-        labels=labels,
-        sample_weight=sample_weight,
-    )
+    curve = curve_of_prediction(y_true, proba, n_bins, strategy, labels, sample_weight)
     return float(np.abs(curve.accuracy - curve.confidence).max())
 
 
@@ -337,15 +317,8 @@ def classwise_calibration_error(
     Unlike :func:`expected_calibration_error` it sees every probability, not only the largest.
     Parameters are those of :func:`reliability_curve`.
     """
-    errors = class_calibration_errors(
-        y_true,
-        proba,
-        n_bins=n_bins,
-        strategy=strategy,
-        labels=labels,
-        sample_weight=sample_weight,
-    )
-    return float(np.mean(errors))
+    curves = curves_of_classes(y_true, proba, n_bins, strategy, labels, sample_weight)
+    return float(np.mean([mean_gap(curve) for curve in curves]))
 
 
 def class_calibration_errors(
@@ -361,15 +334,8 @@ def class_calibration_errors(
 
     Parameters are those of :func:`reliability_curve`.
     """
-    curves = class_reliability_curves(
-        y_true,
-        proba,
-        n_bins=n_bins,
-        strategy=strategy,
-        labels=labels,
-        sample_weight=sample_weight,
-    )
-    return np.array([_mean_gap(curve) for curve in curves])
+    curves = curves_of_classes(y_true, proba, n_bins, strategy, labels, sample_weight)
+    return np.array([mean_gap(curve) for curve in curves])
 
 
 def class_reliability_curves(
@@ -386,17 +352,30 @@ def class_reliability_curves(
     ``confidence`` is the mean probability and ``accuracy`` the frequency of the class. Parameters
     are those of :func:`reliability_curve`.
     """
+    return curves_of_classes(y_true, proba, n_bins, strategy, labels, sample_weight)
+
+
+def curve_of_prediction(*given: Any) -> ReliabilityCurve:
+    """As `curves_of_classes`, of the class that is predicted."""
+    return curves_of_classes(*given, predicted=True)[0]
+
+
+def curves_of_classes(
+    y_true: ArrayLike,
+    proba: ArrayLike,
+    n_bins: int,
+    strategy: Strategy,
+    labels: ArrayLike | None,
+    sample_weight: ArrayLike | None,
+    predicted: bool = False,
+) -> list[ReliabilityCurve]:
     codes, p, weight = _checked(y_true, proba, labels, sample_weight)
-    total = _total(len(codes), sample_weight)
-    curves = []
-    for c, p_c in enumerate(p.T):
-        curve = _curve(p_c, codes == c, weight, _bins(p_c, weight, n_bins, strategy))
-        curves.append(curve._replace(count=curve.count * total))
-    return curves
-
-
-def _total(n: int, sample_weight: ArrayLike | None) -> float:
-    return float(n if sample_weight is None else np.sum(np.asarray(sample_weight, float)))
+    total = len(codes) if sample_weight is None else np.sum(np.asarray(sample_weight, float))
+    pairs = [(p_c, codes == c) for c, p_c in enumerate(p.T)]
+    if predicted:
+        pairs = [(p.max(axis=1), p.argmax(axis=1) == codes)]
+    curves = (_curve(*pair, weight, n_bins, strategy) for pair in pairs)
+    return [curve._replace(count=curve.count * total) for curve in curves]
 
 
 def _positive(name: str, value: Any) -> None:
@@ -427,14 +406,17 @@ def _bins(confidence: Floats, weight: Floats, n_bins: int, strategy: Strategy) -
 
 
 def _curve(
-    confidence: Floats, correct: NDArray[np.bool_], weight: Floats, bins: NDArray[np.intp]
+    confidence: Floats, correct: NDArray[np.bool_], weight: Floats, n_bins: int, strategy: Strategy
 ) -> ReliabilityCurve:
+    """A curve whose counts are shares of all weight."""
+    bins = _bins(confidence, weight, n_bins, strategy)
     sums = [np.bincount(bins, weight * x) for x in (confidence, correct, np.ones(len(bins)))]
     total_confidence, total_correct, count = np.array(sums)[:, sums[-1] > 0]
     return ReliabilityCurve(total_confidence / count, total_correct / count, count)
 
 
-def _mean_gap(curve: ReliabilityCurve) -> float:
+def mean_gap(curve: ReliabilityCurve) -> float:
+    """The calibration error over the bins of a curve."""
     return float(np.average(np.abs(curve.accuracy - curve.confidence), weights=curve.count))
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import conjugp
 from conjugp import cli
 from conjugp.cli import _demo as demo
-from conjugp.cli._app import check_output
+from conjugp.cli._output import check_output
 
 NUMBER = re.compile(r"\d+\.\d+%?")
 

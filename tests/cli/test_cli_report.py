@@ -72,8 +72,8 @@ class Page(HTMLParser):
 def subject(wine):
     model = load_model(wine / "wine.conjugp")
     found = labelled_rows(model, wine / "wine.csv", Reading())
-    names = "wine.csv", "wine.csv"
-    return Subject(model, found.rows, found.all, found.train, found.seen, [], *names)
+    names = {"source": "wine.csv", "scored": "wine.csv"}
+    return Subject(**vars(found), model=model, commands=[], **names)
 
 
 @pytest.fixture(scope="module")

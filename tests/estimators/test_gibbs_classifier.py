@@ -6,6 +6,7 @@ import inspect
 import json
 import pickle
 import re
+import signal
 import subprocess
 import sys
 import warnings
@@ -717,6 +718,25 @@ def test_before_the_first_draw_nothing_changes(monkeypatch, small_stretches, how
                 clf.fit(X[:, ::-1] + 1, (y + 1) % 3)
         assert fitted_attributes(clf) == attributes
     assert_array_equal(clf.predict_proba(X), quick().fit(X, y).predict_proba(X))
+
+
+def test_a_second_ctrl_c_does_not_lose_the_draws(monkeypatch, small_stretches, request):
+    """It comes while the draws up to the first one are judged."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    original = gibbs.diagnose
+
+    def impatient(model):
+        signal.raise_signal(signal.SIGINT)
+        return original(model)
+
+    monkeypatch.setattr(gibbs, "diagnose", impatient)
+    Stop(monkeypatch, 2 * 15)
+    clf = quick()
+    with pytest.raises(KeyboardInterrupt):
+        clf.fit(X, y)
+    assert np.isfinite(clf.predict_proba(X)).all()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_ctrl_c_while_hyperparameters_are_fitted(monkeypatch):

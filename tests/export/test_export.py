@@ -26,7 +26,7 @@ from conjugp.export import _integrals, to_onnx
 from conjugp.export._graph import OPSET, Scope
 from conjugp.kernels import RBF, Kernel, Linear, Matern32, Normalised
 from conjugp.likelihoods import Dirichlet, Heaviside, LogisticSoftmax, RobustMax, Softmax
-from conjugp.likelihoods._lambda_integral import lambda_integral, softmax_integral
+from conjugp.likelihoods._lambda_integral import lambda_integral
 from conjugp.likelihoods._orthant import largest
 
 D, M = 3, 12
@@ -346,7 +346,7 @@ INTEGRALS = {
     ),
     "softmax": (
         lambda s, m, v: _integrals.lambda_integral(s, m, v, C_INTEGRAL, True),
-        softmax_integral,
+        lambda m, v: lambda_integral(m, v, softmax=True),
         1e-8,
     ),
     "largest": (_integrals.largest, largest, 2e-6),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import pickle
+import signal
+import threading
 import warnings
 from copy import deepcopy
 from pathlib import Path
@@ -31,7 +34,7 @@ from conjugp._fit.coupled import CoupledFit, kernel_rate
 from conjugp._fit.kernel_choice import KernelChoice, cache_bytes
 from conjugp._fit.plan import start_mean
 from conjugp._gp.features import basis, features
-from conjugp._gp.model import coupled
+from conjugp._gp.model import Model, coupled
 from conjugp._gp.posterior import Posterior, marginals, moments
 from conjugp._gp.state import initial_state
 from conjugp._gp.temperature import MORE, VARIANCE_SCALES, fit_calibration
@@ -449,6 +452,42 @@ def test_ctrl_c_between_mean_and_covariance(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         clf.fit(X, y)
     assert regret(clf) < 0.3
+
+
+@quiet
+@pytest.mark.parametrize(("make", "n"), [(fixed, 3), (learning, 12), (decoupled, 4)])
+def test_ctrl_c_leaves_the_number_of_passes(make, n):
+    clf = make(options=FitOptions(callback=Stop("fit", n), on_interrupt="return")).fit(X, y)
+    assert clf.n_iter_ == math.ceil(clf.history_[-1]["epoch"]) >= n
+
+
+@quiet
+@pytest.mark.parametrize("make", [learning, decoupled])
+def test_a_second_ctrl_c_does_not_lose_what_the_first_keeps(make, monkeypatch, request):
+    """It comes while the ELBO of the last state is computed."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    original = Model.elbo
+
+    def impatient(model, rows):
+        signal.raise_signal(signal.SIGINT)
+        return original(model, rows)
+
+    monkeypatch.setattr(Model, "elbo", impatient)
+    clf = make(options=FitOptions(callback=Stop("fit", 4)))
+    with pytest.raises(KeyboardInterrupt):
+        clf.fit(X, y)
+    assert regret(clf) < 1.0 and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@quiet
+def test_ctrl_c_in_another_thread():
+    """Signals belong to the main thread; the state is kept all the same."""
+    clf = learning(options=FitOptions(callback=Stop("fit", 4), on_interrupt="return"))
+    thread = threading.Thread(target=clf.fit, args=(X, y))
+    thread.start()
+    thread.join()
+    assert clf.n_iter_ == clf.history_[-1]["epoch"] >= 4
 
 
 @quiet

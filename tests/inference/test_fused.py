@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from conjugp._gp.posterior import Posterior, kl, moments
 from conjugp._gp.state import initial_state
@@ -20,7 +18,6 @@ from conjugp._inference.rounds import Rounds, RoundsOfSteps
 from conjugp._inference.settings import Result, Settings
 from conjugp._inference.steps import MinibatchStep, ReadableStep, Sizes
 from conjugp._inference.train import train
-from conjugp._numerics import expectations as numerics
 from conjugp._rows.dataset import Data
 from conjugp.kernels import RBF, Kernel, Linear, Matern12, Matern32, Matern52, RationalQuadratic
 from conjugp.likelihoods import Softmax
@@ -329,25 +326,3 @@ def test_only_known_fits_are_in_closed_form(monkeypatch):
 
 
 # --- both rules for every number ----------------------------------------------------------------
-
-
-def powers(sums: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """A scale and E[σ], E[σ²], E[σ³] times its exponential: none of these vanishes."""
-    scale, mean, slope, curvature = sums
-    second = mean - slope
-    return torch.stack([scale, mean, second, 0.5 * (curvature - mean + 3 * second)])
-
-
-@given(
-    m=st.lists(st.floats(-50, 50), min_size=1, max_size=6),
-    log_v=st.floats(-18, 9),
-    step=st.floats(0, 3),
-    wide=st.booleans(),
-)
-def test_both_rules_at_once_are_the_rule_for_each(m, log_v, step, wide):
-    dtype = torch.float64 if wide else torch.float32
-    a = -torch.tensor(m, dtype=torch.float64).abs()
-    v = torch.exp(log_v + step * torch.arange(len(m), dtype=torch.float64))
-    b = torch.where(a < -0.5 * v, -(a + v), a)
-    both, each = (powers(f(b, v, dtype)) for f in (numerics._both_sums, numerics._sums))
-    torch.testing.assert_close(both, each, rtol=1e-13 if wide else 1e-6, atol=0.0)

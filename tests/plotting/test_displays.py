@@ -125,6 +125,33 @@ def test_training_curves_by_stage_measure_and_name():
         TrainingCurveDisplay([])
 
 
+def test_the_whole_fit_is_shown_where_measures_differ():
+    def reports(stage, measure, first, last):
+        times = np.linspace(first, last, 5)
+        return [{"stage": stage, "measure": measure, "value": t, "seconds": t} for t in times]
+
+    history = reports("kernel", "ELBO", 1, 7) + reports("search", "held-out", 8, 9)
+    history += reports("fit", "log posterior", 10, 10.05)
+    display = drawn(TrainingCurveDisplay(history).plot())
+    assert [ax.get_ylabel() for ax in display.axes_] == ["ELBO", "held-out", "log posterior"]
+    assert display.ax_ is display.axes_[-1]
+    shown = np.concatenate([line.get_xdata() for ax in display.axes_ for line in ax.get_lines()])
+    assert_allclose(shown, [one["seconds"] for one in history])
+    places = [ax.get_position().x0 for ax in display.axes_]
+    assert places == sorted(places) and len(set(places)) == 3
+    # Another fit goes into the same panels, those of its measures.
+    other = TrainingCurveDisplay(history[5:], name="other").plot(display.ax_)
+    assert other.axes_ == display.axes_[1:]
+    assert [len(ax.get_lines()) for ax in display.axes_] == [1, 2, 2]
+    # Neighbours in a grid are left alone.
+    left, right = plt.figure().subplots(1, 2)
+    inside = drawn(TrainingCurveDisplay(history).plot(right), right)
+    assert not left.get_lines() and len(inside.axes_) == 3
+    assert min(ax.get_position().x0 for ax in inside.axes_) > left.get_position().x1
+    free = plt.figure().add_axes((0.1, 0.1, 0.8, 0.8))
+    assert drawn(TrainingCurveDisplay(history).plot(free), free).axes_ == [free]
+
+
 # --- maps ----------------------------------------------------------------------------------------
 
 
@@ -187,6 +214,13 @@ def test_maps_of_other_features_of_a_frame():
     assert_allclose(display.values[2, 1], clf.predict_latent(row)[0][0])
     with pytest.raises(ValueError, match="features"):
         PredictionMapDisplay.from_estimator(clf, X, features=(0, 13))
+    named = PredictionMapDisplay.from_estimator(
+        clf, X, response="latent", features=("color_intensity", 0), grid_resolution=4
+    )
+    assert_allclose(named.values, display.values)
+    for bad in (("color", "alcohol"), ("alcohol", 0)):
+        with pytest.raises(ValueError, match=r"features must be two of alcohol, .* by name"):
+            PredictionMapDisplay.from_estimator(clf, X, features=bad)
     with pytest.raises(ValueError, match="response"):
         PredictionMapDisplay.from_estimator(clf, X, response="odds")
 
@@ -274,6 +308,8 @@ def test_inducing_points_in_principal_components(rng):
     assert len(display.points) == len(clf.inducing_points_)
     chosen = InducingDisplay.from_estimator(clf, X, features=(3, 1))
     assert_allclose(chosen.points, clf.inducing_points_[:, [3, 1]])
+    named = InducingDisplay.from_estimator(clf, X, features=("feature 3", 1))
+    assert_allclose(named.points, chosen.points)
 
 
 def test_inducing_points_of_directions(rng):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -148,7 +150,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         Reports during the fit: stage, epoch, n_epochs, value, measure (what the value is: the
         ELBO, the log posterior of the mean, a held-out log-likelihood) and seconds.
     n_iter_ : int
-        Passes over the training data in the final fit, rounded up.
+        Passes over the training data in the final fit, or until Ctrl-C, rounded up.
     converged_ : bool
         Whether the objective became flat, or the steps of a decoupled fit shrank to nothing as
         planned.
@@ -381,7 +383,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             check_parameters_agree(self, group, checkpoint is not None)
         stopped: KeyboardInterrupt | None = None
         bar = ProgressBar(options.callback, self.verbose if group.rank == 0 else 0)
-        with unchanged_on_error(self), bar:
+        with ExitStack() as salvage, unchanged_on_error(self), bar:
             rows, classes = load(bar)
             n = sum(group.gather(rows.n))
             device = check_device(self.device, n, group)
@@ -422,12 +424,13 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             except KeyboardInterrupt as interrupt:
                 # Ranks that stop at different places cannot put a model together.
                 stopped = interrupt
+                salvage.enter_context(without_interrupts())
                 saved = fit.salvage() if group.size == 1 else None
                 if saved is None:
                     raise
                 fitted, scaling = saved, fit.scaling
-        self._keep(fitted, scaling, classes)
-        self.__dict__.pop("_stream", None)
+            self._keep(fitted, scaling, classes)
+            self.__dict__.pop("_stream", None)
         if stopped is not None:
             if options.on_interrupt == "raise":
                 raise stopped
@@ -739,3 +742,17 @@ def unchanged_on_error(clf: Any) -> Iterator[None]:
         clf.__dict__.clear()
         clf.__dict__.update(before)
         raise
+
+
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Let Ctrl-C do nothing; signals are the main thread's."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

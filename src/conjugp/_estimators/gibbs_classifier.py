@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -17,7 +18,12 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from conjugp._estimators.classifier import GPClassifier, seed_of, unchanged_on_error
+from conjugp._estimators.classifier import (
+    GPClassifier,
+    seed_of,
+    unchanged_on_error,
+    without_interrupts,
+)
 from conjugp._estimators.model_file import Saveable
 from conjugp._estimators.predicting import Predictive, ProbabilisticClassifier
 from conjugp._estimators.progress import ChainBars
@@ -27,6 +33,7 @@ from conjugp._fit.plan import given_inducing, start_mean
 from conjugp._fit.starts import median_distance
 from conjugp._gp import inducing
 from conjugp._inputs.scales import Scaling, fit_scaling
+from conjugp._numerics.threads import one_thread
 from conjugp._persistence.files import check_path
 from conjugp._rows.canonical import Rows
 from conjugp._rows.dataset import Data
@@ -39,14 +46,7 @@ from conjugp._sampler.diagnostics import (
     to_arviz,
     worst_traces,
 )
-from conjugp._sampler.parallel import (
-    Interrupted,
-    Schedule,
-    kept_seed,
-    n_workers,
-    one_thread,
-    sample_chains,
-)
+from conjugp._sampler.parallel import Interrupted, Schedule, kept_seed, n_workers, sample_chains
 from conjugp._sampler.prediction import SampledModel
 from conjugp._sampler.sweep import AUGMENTATIONS, Observations
 from conjugp.kernels import RBF, Kernel
@@ -257,7 +257,8 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
                     raise KeyboardInterrupt from None
             finally:
                 bars.close()
-        self._keep(problem, draws, seed)
+        with without_interrupts() if stopped else nullcontext():
+            self._keep(problem, draws, seed)
         if stopped:
             if self.on_interrupt == "raise":
                 raise KeyboardInterrupt

@@ -102,11 +102,12 @@ class Fitter(ABC):
         data, plain = self.data, Calibration(self.plan.temperature or 1.0, 1.0, math.inf)
         elbo = estimated_elbo(model, data)
         kept = self.kept
+        passes = [float(p["epoch"]) for p in self.history if p["stage"] in ("fit", "all rows")]
         return Fitted(
             model,
             plain,
             elbo,
-            0,
+            max(passes, default=0.0),
             False,
             state,
             self.history,

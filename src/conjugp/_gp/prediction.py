@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from conjugp._numerics.expectations import sobol_normals
-from conjugp.likelihoods._base import Likelihood, average
+from conjugp.likelihoods._base import Likelihood
+from conjugp.likelihoods._monte_carlo import average
 
 __all__ = ["METHODS", "apply_temperature", "predict_proba"]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -192,15 +193,13 @@ def serves(x: Tensor) -> bool:
     return x.is_cuda
 
 
-@lru_cache(maxsize=1)
-def _functions() -> tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[Tensor, ...]]]:
-    make = torch.cuda.jiterator._create_multi_output_jit_fn
-    return make(MOMENT_SUMS, num_outputs=3), make(MOMENTS, num_outputs=6)
-
-
-@lru_cache(maxsize=1)
-def _log_sigmoid() -> Callable[..., Tensor]:
-    return torch.cuda.jiterator._create_jit_fn(LOG_SIGMOID)
+@lru_cache(maxsize=4)
+def _compiled(code: str, n: int) -> Callable[..., Any]:
+    """A function of `n` outputs."""
+    make = torch.cuda.jiterator
+    if n == 1:
+        return make._create_jit_fn(code)
+    return make._create_multi_output_jit_fn(code, num_outputs=n)
 
 
 @lru_cache(maxsize=4)
@@ -208,24 +207,17 @@ def _lanes(device: torch.device, n_dims: int) -> Tensor:
     return torch.arange(LANES, dtype=torch.float64, device=device).view(-1, *[1] * n_dims)
 
 
-@lru_cache(maxsize=1)
-def _falls() -> Callable[..., tuple[Tensor, ...]]:
-    return torch.cuda.jiterator._create_multi_output_jit_fn(FALLS, num_outputs=3)
-
-
 def falls(m: Tensor, v: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`_log_sum._window` at m, v and t, which broadcast, float64 on a GPU."""
-    fall, dm, dv = _falls()(m, v, t)
-    return fall, dm, dv
+    return _compiled(FALLS, 3)(m, v, t)
 
 
 def logistic_moments(m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     """The fields of `expectations.LogisticMoments` at m and v, float64 on a GPU."""
-    sums, moments = _functions()
-    parts = sums(m, v, _lanes(m.device, m.ndim))
-    return tuple(moments(m, v, *(p.sum(0) for p in parts)))
+    parts = _compiled(MOMENT_SUMS, 3)(m, v, _lanes(m.device, m.ndim))
+    return tuple(_compiled(MOMENTS, 6)(m, v, *(p.sum(0) for p in parts)))
 
 
 def expected_log_sigmoid(m: Tensor, v: Tensor) -> Tensor:
     """`expectations.expected_log_sigmoid` at m and v, float64 on a GPU."""
-    return _log_sigmoid()(m, v, _lanes(m.device, m.ndim)).sum(0)
+    return _compiled(LOG_SIGMOID, 1)(m, v, _lanes(m.device, m.ndim)).sum(0)

@@ -11,23 +11,11 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from conjugp._numerics import cuda as launches
-
-__all__ = [
-    "LogisticMoments",
-    "LogisticTails",
-    "Tilt",
-    "expected_log_sigmoid",
-    "gamma_total",
-    "log_gamma_minus_entropy",
-    "logistic_moments",
-    "logistic_tails",
-    "sobol_normals",
-    "tilt",
-]
 
 _SQRT2 = math.sqrt(2.0)
 _LOG_2PI = math.log(2.0 * math.pi)
@@ -115,8 +103,7 @@ def log_gamma_minus_entropy(G: Tensor) -> Tensor:
 # a remainder that falls off like e^−|f|, so a fixed set of nodes near the step serves every v.
 # Both are spectrally accurate: no node count depends on v, and no other element matters.
 
-# Elements at a time: on a CPU the nodes of a block stay in the cache, a GPU wants few launches.
-_BLOCK = {True: 5120, False: 2**16}
+_BLOCK = 5120  # elements at a time: their nodes stay in the cache; GPUs have launches of their own
 STEP = 1.7  # width of the normal distribution function that stands in for σ
 
 
@@ -151,19 +138,9 @@ def rule_tables(fine: bool) -> Rules:
     )
 
 
-@lru_cache(maxsize=8)
-def _rules(dtype: torch.dtype, device: torch.device) -> Rules:
-    return Rules(*(p.to(device, dtype) for p in rule_tables(dtype == torch.float64)))
-
-
-def _node_dtype(x: Tensor) -> torch.dtype:
-    """float32 nodes for float32 on the CPU; elsewhere TF32 or the like could spoil the sums."""
-    return torch.float32 if x.dtype == torch.float32 and x.device.type == "cpu" else torch.float64
-
-
-def _blocks(x: Tensor) -> tuple[Tensor, ...]:
-    """Views of the columns of x, as many at a time as nodes are computed for."""
-    return x.split(_BLOCK[x.device.type == "cpu"], -1)
+@lru_cache(maxsize=2)
+def _rules(dtype: torch.dtype) -> Rules:
+    return Rules(*(p.to(dtype) for p in rule_tables(dtype == torch.float64)))
 
 
 def _density_sums(weights: Tensor, rules: Rules, rates: list[Tensor]) -> Tensor:
@@ -173,7 +150,7 @@ def _density_sums(weights: Tensor, rules: Rules, rates: list[Tensor]) -> Tensor:
     floor = -40.0 if dtype == torch.float32 else -300.0
     sums = [
         weights @ (rules.x @ block).clamp_(min=floor).exp_()
-        for block in _blocks(torch.stack(rates).to(dtype))
+        for block in torch.stack(rates).to(dtype).split(_BLOCK, 1)
     ]
     return torch.cat(sums, 1).double().mul_(torch.sqrt(rates[1] * (0.5 / math.pi)))
 
@@ -181,7 +158,7 @@ def _density_sums(weights: Tensor, rules: Rules, rates: list[Tensor]) -> Tensor:
 def _scaled_cdf(z: Tensor, scaled: Tensor) -> Tensor:
     """e^scaled 2Φ(√2 z), for ``scaled`` a little above z² where z < 0, and 0 elsewhere."""
     cdf = torch.exp(scaled).mul_(torch.erfc(-z))
-    if z.device.type == "cpu" and not bool((z < -10.0).any()):
+    if not bool((z < -10.0).any()):
         return cdf
     # Far out one factor overflows and the other has lost its digits.
     low = z.clamp_max(0.0)
@@ -194,9 +171,9 @@ _Sums = tuple[Tensor, Tensor, Tensor, Tensor]
 
 def _sums_small(b: Tensor, v: Tensor, dtype: torch.dtype) -> _Sums:
     """0, E[σ], E[σ'] and E[σ''] of u ~ N(b, v) for v < 1."""
-    rules = _rules(dtype, b.device)
+    rules = _rules(dtype)
     sums = []
-    for mean, sd in zip(_blocks(b.to(dtype)), _blocks(v.sqrt().to(dtype)), strict=True):
+    for mean, sd in torch.stack([b, v.sqrt()]).to(dtype).split(_BLOCK, 1):
         q = torch.addcmul(mean, rules.t[:, None], sd).sigmoid_()
         slope = torch.addcmul(q, q, q, value=-1.0)
         curvature = torch.addcmul(slope, slope, q, value=-2.0)
@@ -210,7 +187,7 @@ def _sums_large(b: Tensor, v: Tensor, dtype: torch.dtype) -> _Sums:
 
     For v ≥ 1, −v/2 ≤ b. For b < 0 all factors are written relative to e^{−b²/2v}.
     """
-    rules = _rules(dtype, b.device)
+    rules = _rules(dtype)
     inverse = v.reciprocal()
     rate = b * inverse
     half, low = 0.5 * rate, b.clamp_max(0.0)
@@ -222,24 +199,13 @@ def _sums_large(b: Tensor, v: Tensor, dtype: torch.dtype) -> _Sums:
     return scaled, mean, slope, torch.addcmul(moment, b, slope, value=-1.0).mul_(inverse)
 
 
-def _both_sums(b: Tensor, v: Tensor, dtype: torch.dtype) -> _Sums:
-    """`_sums` by both rules for all: to look which one is needed would wait for a GPU."""
-    low = _sums_small(b, v.clamp_max(1.0), dtype)
-    high = _sums_large(b, v.clamp_min(1.0), dtype)
-    scaled, mean, slope, curvature = torch.where(v >= 1.0, torch.stack(high), torch.stack(low))
-    return scaled, mean, slope, curvature
-
-
 def _sums(b: Tensor, v: Tensor, dtype: torch.dtype) -> _Sums:
     """A scale and e^scale times E[σ], E[σ'], E[σ''] of u ~ N(b, v), by the rule v asks for."""
-    if b.device.type != "cpu" or not b.numel():
-        return _both_sums(b, v, dtype)
-    least, most = torch.aminmax(v)
-    if bool(least >= 1.0):
-        return _sums_large(b, v, dtype)
-    if bool(most < 1.0):
-        return _sums_small(b, v, dtype)
     large = v >= 1.0
+    if bool(large.all()):
+        return _sums_large(b, v, dtype)
+    if not bool(large.any()):
+        return _sums_small(b, v, dtype)
     found = b.new_empty(4, b.numel())
     for rule, which in ((_sums_large, large), (_sums_small, ~large)):
         i = which.nonzero().squeeze(1)
@@ -269,7 +235,7 @@ def logistic_tails(m: Tensor, v: Tensor) -> LogisticTails:
         log_tail = torch.where(m > 0, e.log_complement, e.log_mean)
         mean = torch.exp(log_tail - e.log_scale)
         return LogisticTails(e.log_scale, mean, e.slope, torch.where(m > 0, -1, 1) * e.curvature)
-    dtype, shape = _node_dtype(m), m.shape
+    dtype, shape = m.dtype, m.shape
     m, v = m.detach().double().reshape(-1), v.detach().double().reshape(-1)
     a = m.abs().neg_()
     b = torch.maximum(a, -(a + v))
@@ -316,10 +282,10 @@ def expected_log_sigmoid(m: Tensor, v: Tensor) -> Tensor:
     """E[log σ(f)] of f ~ N(m, v), float64, absolute precision (P4)."""
     if launches.serves(m):
         return launches.expected_log_sigmoid(m.detach().double(), v.detach().double())
-    dtype, shape = _node_dtype(m), m.shape
+    dtype, shape = m.dtype, m.shape
     m, v = m.detach().double().reshape(-1), v.detach().double().reshape(-1)
     a = m.abs().neg_()
-    rules = _rules(dtype, m.device)
+    rules = _rules(dtype)
     high = v.clamp_min(1.0)
     wide = torch.sqrt(high + STEP**2)
     z = a / wide
@@ -329,7 +295,7 @@ def expected_log_sigmoid(m: Tensor, v: Tensor) -> Tensor:
     rest = _density_sums(rules.softplus, rules, [rate, inverse, -0.5 * a * rate])[0]
     softplus = hinge.add_(rest)
     small = v < 1.0
-    if m.device.type != "cpu" or bool(small.any()):
+    if bool(small.any()):
         # Both rules for all: this runs on B numbers, the label's class only.
         sd = v.clamp_max(1.0).sqrt().to(dtype)
         f = torch.addcmul(a.to(dtype), rules.t[:, None], sd)
@@ -339,7 +305,14 @@ def expected_log_sigmoid(m: Tensor, v: Tensor) -> Tensor:
     return m.clamp_max(0.0).sub_(softplus).view(shape)
 
 
-# --- Quasi-random draws ---------------------------------------------------------------------
+# --- Nodes and draws of a standard normal ---------------------------------------------------
+
+
+@lru_cache(maxsize=16)
+def gauss_hermite(n: int) -> tuple[Tensor, Tensor]:
+    """n nodes and weights for expectations over N(0, 1), float64."""
+    z, weight = np.polynomial.hermite_e.hermegauss(n)
+    return torch.tensor(z), torch.tensor(weight / weight.sum())
 
 
 def sobol_normals(n: int, dim: int, seed: int) -> Tensor:

@@ -9,14 +9,6 @@ from torch import Tensor
 
 from conjugp._numerics.threads import shared
 
-__all__ = [
-    "FIRST_JITTER",
-    "NotPositiveDefiniteError",
-    "cholesky",
-    "inverse_factors",
-    "root_of",
-]
-
 
 class NotPositiveDefiniteError(ValueError):
     """A kernel matrix stayed indefinite at the largest jitter allowed."""

@@ -21,6 +21,18 @@ _lock, _inside, _limits = threading.Lock(), 0, ExitStack()
 
 
 @contextmanager
+def one_thread() -> Iterator[None]:
+    """For torch and other libraries; the order of a sum may depend on the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def for_rows(n: int) -> Iterator[None]:
     """One thread while a fit to few rows runs, and as many as before after the last such fit.
 
@@ -35,10 +47,7 @@ def for_rows(n: int) -> Iterator[None]:
     with _lock:
         _inside += 1
         if _inside == 1:
-            before = torch.get_num_threads()
-            _limits.callback(torch.set_num_threads, before)
-            _limits.enter_context(threadpool_limits(1))
-            torch.set_num_threads(1)
+            _limits.enter_context(one_thread())
     try:
         yield
     finally:

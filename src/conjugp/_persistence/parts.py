@@ -65,11 +65,9 @@ class Parts:
         return x
 
     def flag(self, name: str) -> bool:
-        """Yes or no."""
         return self.object(name, bool)
 
     def text(self, name: str) -> str:
-        """Text."""
         return self.object(name, str)
 
     def object(self, name: str, cls: type) -> Any:

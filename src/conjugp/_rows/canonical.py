@@ -52,7 +52,6 @@ class Rows(NamedTuple):
 
     @property
     def n_features(self) -> int:
-        """D."""
         return self.X.shape[1]
 
     @property

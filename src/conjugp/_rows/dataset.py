@@ -83,10 +83,7 @@ class Dataset(ABC):
         """Sums over all rows."""
         C, device = self.n_classes, self.like.device
         counts = torch.zeros(C, dtype=torch.long, device=device)
-        mass, total = (
-            torch.zeros(C, device=device).double(),
-            torch.zeros((), device=device).double(),
-        )
+        mass, total = (torch.zeros(s, device=device).double() for s in ((C,), ()))
         for i in range(0, self.n, _SCAN):
             y, weight = self.labels(i, min(i + _SCAN, self.n))
             weight = weight.double()
@@ -168,28 +165,22 @@ class Data(_Columns, Dataset):
 
     @property
     def n(self) -> int:
-        """The number of rows."""
         return len(self.y)
 
     @property
     def like(self) -> Tensor:
-        """No rows (0, D)."""
         return self.X[:0]
 
     def labels(self, start: int, stop: int | None) -> tuple[Tensor, Tensor]:
-        """Labels and weights of a stretch."""
         return self.y[start:stop], self.weight[start:stop]
 
     def rows(self, start: int, stop: int | None) -> Data:
-        """A stretch of rows."""
         return self.take(slice(start, stop))
 
     def take(self, index: slice | Tensor) -> Data:
-        """Rows by their positions."""
         return Data(self.X[index], self.y[index], self.weight[index], self.n_classes)
 
     def shifted(self, origin: Tensor) -> Data:
-        """The same rows with `origin` (D,) added."""
         return self._replace(X=self.X + origin)
 
     def _first(self, n: int) -> Data:

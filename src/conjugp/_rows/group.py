@@ -146,14 +146,11 @@ def joined(timeout: float = 300.0) -> Iterator[Group]:
     enough = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     gpus = torch.cuda.is_available() and distributed.is_nccl_available() and enough
     backends, limit = "cpu:gloo,cuda:nccl" if gpus else "gloo", timedelta(seconds=timeout)
+    where: dict[str, Any] = {}
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        store = _fresh_store(rank, timeout)
-        distributed.init_process_group(
-            backends, store=store, rank=rank, world_size=size, timeout=limit
-        )
-    else:
-        distributed.init_process_group(backends, timeout=limit)
+        where = {"store": _fresh_store(rank, timeout), "rank": rank, "world_size": size}
+    distributed.init_process_group(backends, timeout=limit, **where)
     try:
         yield current()
     finally:

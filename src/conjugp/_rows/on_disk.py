@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from typing import IO, Any
 
 import numpy as np
@@ -211,40 +212,25 @@ def _rows(columns: Sequence[NDArray[Any]]) -> Rows:
 class OnDisk(Dataset):
     """A store's rows in working units. The next stretch is read ahead."""
 
-    def __init__(
-        self,
-        store: Store,
-        units: Units,
-        n_classes: int,
-        like: Tensor,
-        *,
-        last: NDArray[np.int64] | None = None,
-        n: int | None = None,
-        origin: Tensor | None = None,
-    ) -> None:
-        self.store, self.units, self.n_classes = store, units, n_classes
-        self._like, self._n, self._origin = like, store.n if n is None else n, origin
-        # Numbers, in order, of the store's rows that come after all others.
-        self._last = np.empty(0, np.int64) if last is None else last
+    def __init__(self, store: Store, units: Units, n_classes: int, like: Tensor) -> None:
+        self.store, self.units, self.n_classes, self._like = store, units, n_classes, like
+        self._n, self._origin = store.n, torch.zeros(0)
+        self._last = np.empty(0, np.int64)  # in order, those that come after all others
         self._reader = ThreadPoolExecutor(1, "rows")
         self._ahead: dict[tuple[int, int], Future[Data]] = {}
 
     @property
     def n(self) -> int:
-        """The number of rows."""
         return self._n
 
     @property
     def like(self) -> Tensor:
-        """No rows (0, D)."""
         return self._like
 
     def labels(self, start: int, stop: int | None) -> tuple[Tensor, Tensor]:
-        """Labels and weights of a stretch."""
         return self._tensors(*self._read(start, self._end(stop), ("y", "weight")))
 
     def rows(self, start: int, stop: int | None) -> Data:
-        """A stretch of rows, from disk."""
         stop = self._end(stop)
         ahead = self._ahead.pop((start, stop), None)
         return self._stretch(start, stop) if ahead is None else ahead.result()
@@ -256,26 +242,25 @@ class OnDisk(Dataset):
             self._ahead[start, stop] = self._reader.submit(self._stretch, start, stop)
 
     def take(self, index: slice | Tensor) -> Data:
-        """Rows by their positions."""
         if isinstance(index, slice):
             return self.rows(index.start or 0, index.stop)
         return self._data(self.store.take(self._numbers(index.cpu().numpy())))
 
     def shifted(self, origin: Tensor) -> OnDisk:
-        """The same rows with `origin` (D,) added."""
-        return self._like_this(self._last, self.n, origin)
+        return self._changed(_origin=origin)
 
     def _put_last(self, index: Tensor) -> OnDisk:
-        found = self._like_this(index.cpu().numpy(), self.n, self._origin)
-        found.totals = self.totals
-        return found
+        return self._changed(_last=index.cpu().numpy())
 
     def _first(self, n: int) -> OnDisk:
-        return self._like_this(self._last, n, self._origin)
+        found = self._changed(_n=n)
+        vars(found).pop("totals", None)
+        return found
 
-    def _like_this(self, last: NDArray[np.int64], n: int, origin: Tensor | None) -> OnDisk:
-        how = {"last": last, "n": n, "origin": origin}
-        return OnDisk(self.store, self.units, self.n_classes, self.like, **how)
+    def _changed(self, **changes: Any) -> OnDisk:
+        found = copy(self)
+        vars(found).update(changes, _ahead={})
+        return found
 
     def _end(self, stop: int | None) -> int:
         return self.n if stop is None else min(stop, self.n)
@@ -312,7 +297,7 @@ class OnDisk(Dataset):
 
     def _data(self, columns: Sequence[NDArray[Any]]) -> Data:
         X = self.units.apply(columns[0], self.like.dtype, self.like.device)
-        if self._origin is not None:
+        if len(self._origin):
             X += self._origin
         return Data(X, *self._tensors(*columns[1:]), self.n_classes)
 

@@ -31,11 +31,7 @@ class OnRanks(Dataset):
     """The rows of all ranks; `local` are those that are here, in the order of their `keys`."""
 
     def __init__(
-        self,
-        local: Data,
-        keys: NDArray[np.int64],
-        group: Group,
-        cuts: dict[int, int] | None = None,
+        self, local: Data, keys: NDArray[np.int64], group: Group, cuts: dict[int, int] | None = None
     ) -> None:
         self.local, self.keys, self.group = local, keys, group
         self.n_classes, self.totals = local.n_classes, Totals(*(t.clone() for t in local.totals))
@@ -47,31 +43,25 @@ class OnRanks(Dataset):
 
     @property
     def n(self) -> int:
-        """The number of rows of all ranks."""
         return self._n
 
     @property
     def like(self) -> Tensor:
-        """No rows (0, D)."""
         return self.local.like
 
     def labels(self, start: int, stop: int | None) -> tuple[Tensor, Tensor]:
-        """Labels and weights of the rows of a stretch that are here."""
         here = self._here(start, stop)
         return self.local.labels(here.start, here.stop)
 
     def rows(self, start: int, stop: int | None) -> Data:
-        """The rows of a stretch that are here."""
         return self.local.take(self._here(start, stop))
 
     def take(self, index: slice | Tensor) -> Data:
-        """The rows of a stretch that are here."""
         if not isinstance(index, slice):
             raise TypeError("rows on several ranks are taken by stretches")
         return self.rows(index.start or 0, index.stop)
 
     def shifted(self, origin: Tensor) -> OnRanks:
-        """The same rows with `origin` (D,) added."""
         return OnRanks(self.local.shifted(origin), self.keys, self.group, self._cuts)
 
     def _put_last(self, index: Tensor) -> OnRanks:

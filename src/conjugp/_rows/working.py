@@ -11,11 +11,7 @@ from conjugp._rows.on_ranks import OnRanks, order_keys
 
 
 def dataset(
-    rows: Rows | Store,
-    units: Units,
-    n_classes: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    rows: Rows | Store, units: Units, n_classes: int, dtype: torch.dtype, device: torch.device
 ) -> Dataset:
     """Rows in working units, wherever they are."""
     if isinstance(rows, Store):
@@ -29,11 +25,7 @@ def dataset(
 
 
 def in_memory(
-    rows: Rows,
-    units: Units,
-    n_classes: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    rows: Rows, units: Units, n_classes: int, dtype: torch.dtype, device: torch.device
 ) -> Data:
     """Rows in working units, copied."""
     return Data(

@@ -139,7 +139,6 @@ class Draws:
 
     @staticmethod
     def none(target: Target) -> Draws:
-        """No draws yet."""
         C, M = target.data.n_classes, len(target.X if target.Z is None else target.Z)
         empty = np.empty
         return Draws(empty((0, C, M)), empty(0), empty((0, *target.theta.shape)), empty((0, C)))
@@ -274,7 +273,6 @@ class Walk:
 
 
 def _put(values: Array, rows: slice, new: Array) -> Array:
-    """A copy with other rows."""
     out = values.copy()
     out[rows] = new
     return out

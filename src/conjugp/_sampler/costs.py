@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from conjugp._numerics.threads import one_thread
 from conjugp._sampler.chain import Target, first_state, run
-from conjugp._sampler.parallel import Schedule, one_thread
+from conjugp._sampler.parallel import Schedule
 from conjugp._sampler.sweep import Observations
 
 LONG_SECONDS = 180.0
@@ -37,31 +38,27 @@ def seconds(target: Target, schedule: Schedule, workers: int) -> float:
 def _seconds_per_sweep(target: Target, seed: int) -> float:
     """Of one chain: measured at two sizes where the whole is larger than they are.
 
-    A part that grows with the inputs U alone, and one with U³, or U·M² where there are M
-    inducing points.
+    An input costs something, and something that grows with the square of the inputs U, or of the
+    M inducing points where there are such.
     """
     U = len(target.X)
-    inputs = min(U, _PROBE_INPUTS)
-    part = _part(target, inputs)
-    if target.Z is None:
-        if inputs == U:
-            return _measured(part, seed)
-        half = inputs // 2
-        low, high = _measured(_part(target, half), seed), _measured(part, seed)
-        cubic = max(0.0, (high / inputs - low / half) / (inputs**2 - half**2))
-        return U * (max(0.0, high / inputs - cubic * inputs**2) + cubic * U**2)
-    M = len(target.Z)
-    few = min(M, _PROBE_INDUCING)
-    high = _measured(replace(part, Z=target.Z[:few]), seed) / inputs
-    if few == M:
+    part = _part(target, min(U, _PROBE_INPUTS))
+    whole = U if target.Z is None else len(target.Z)
+    size = len(part.X) if target.Z is None else min(whole, _PROBE_INDUCING)
+
+    def rate(n: int) -> float:
+        """Seconds for an input."""
+        some = _part(target, n) if target.Z is None else replace(part, Z=target.Z[:n])
+        return _measured(some, seed) / len(some.X)
+
+    high = rate(size)
+    if size == whole:
         return U * high
-    low = _measured(replace(part, Z=target.Z[: few // 2]), seed) / inputs
-    square = max(0.0, (high - low) / (few**2 - (few // 2) ** 2))
-    return U * (max(0.0, high - square * few**2) + square * M**2)
+    square = max(0.0, (high - rate(size // 2)) / (size**2 - (size // 2) ** 2))
+    return U * (max(0.0, high - square * size**2) + square * whole**2)
 
 
 def _measured(target: Target, seed: int) -> float:
-    """Seconds of a sweep."""
     with one_thread():
         state = first_state(target, np.random.SeedSequence(seed))
         state, _ = run(target, state, 1, 0, 1)
@@ -101,14 +98,11 @@ def _part(target: Target, n_inputs: int) -> Target:
     index = place[np.arange(U) if data.index is None else data.index]
     rows = index >= 0
     return replace(
-        target,
-        X=target.X[chosen],
-        data=Observations(data.y[rows], data.n_classes, index[rows]),
+        target, X=target.X[chosen], data=Observations(data.y[rows], data.n_classes, index[rows])
     )
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words."""
     if seconds < 90:
         n = max(1, math.ceil(seconds))
         return f"{n} second{'s' * (n > 1)}"

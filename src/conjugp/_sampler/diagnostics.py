@@ -125,7 +125,7 @@ def kernel_parameters(
     parameter has a value for every feature. Kernels of different kinds have names of their own.
     """
     kernels = model.target.kernels
-    theta = np.stack([d.theta for d in model.draws])  # (chain, draw, K, T)
+    theta = model.stacked("theta")  # (chain, draw, K, T)
     found = [_values(k, theta[:, :, i], scale) for i, k in enumerate(kernels)]
     if len(found) == 1:
         return {name: (values, False) for name, values in found[0].items()}
@@ -165,9 +165,7 @@ def quantities(
     points = np.unique(np.linspace(0, M - 1, max(1, _LATENTS // C)).astype(int))
     f = latents(model, points)
     found = {
-        "log_likelihood_total": {
-            "log likelihood": np.stack([d.log_likelihood for d in model.draws])
-        },
+        "log_likelihood_total": {"log likelihood": model.stacked("log_likelihood")},
         "f": {
             f"f[{classes[c]}, {j}]": f[:, :, c, i] for c in range(C) for i, j in enumerate(points)
         },
@@ -181,7 +179,7 @@ def quantities(
                 traces[f"{name}[{', '.join(which)}]" if which else name] = values[(..., *at)]
         found["kernel"] = traces
     if target.mean_variance:
-        mean = np.stack([d.mean for d in model.draws])
+        mean = model.stacked("mean")
         found["prior_mean"] = {f"prior mean[{classes[c]}]": mean[:, :, c] for c in range(C)}
     return found
 
@@ -257,11 +255,11 @@ def to_arviz(
             posterior[name] = values
             dims[name] = ["class"] * by_class + ["feature"] * (values.ndim - 2 - by_class)
     if target.mean_variance:
-        posterior["prior_mean"] = np.stack([d.mean for d in model.draws])
+        posterior["prior_mean"] = model.stacked("mean")
         dims["prior_mean"] = ["class"]
     groups: dict[str, dict[str, Any]] = {
         "posterior": posterior,
-        "sample_stats": {"log_likelihood_total": np.stack([d.log_likelihood for d in model.draws])},
+        "sample_stats": {"log_likelihood_total": model.stacked("log_likelihood")},
         "observed_data": {"y": classes[target.data.y[rows]]},
         "constant_data": {"X": inputs},
     }

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import joblib
 import numpy as np
-import torch
 from joblib.parallel import get_active_backend
-from threadpoolctl import threadpool_limits
 
+from conjugp._numerics.threads import one_thread
 from conjugp._persistence.checkpoint import CHAINS, Checkpoint, read
 from conjugp._persistence.fingerprint import fingerprint
 from conjugp._persistence.journal import Journal
@@ -64,7 +62,6 @@ class Run:
 
     @property
     def draws(self) -> list[Draws]:
-        """The draws made so far."""
         return [draws[: self.n_kept] for draws in self.room]
 
     def after(self, done: list[tuple[State, Draws]]) -> Run:
@@ -193,18 +190,6 @@ def _stretch(
         return run(target, state, n_sweeps, n_warmup, thin)
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Chains run side by side, and the order of a sum must not depend on how many threads do."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1):
-            yield
-    finally:
-        torch.set_num_threads(before)
-
-
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
@@ -229,13 +214,11 @@ def kept_seed(path: str | os.PathLike[str], drawn: int) -> int:
 def _resumed(found: dict[str, Any], target: Target, schedule: Schedule) -> Run:
     """Where an earlier run has left off."""
     n_kept = schedule.kept(found["sweeps"])
-    states, room = [], []
+    states, room, done = [], [], []
     for state, drawn in zip(found["states"], found["draws"], strict=True):
         rng = np.random.default_rng()
         rng.bit_generator.state = state["rng"]
         states.append(State(**{**state, "rng": rng}, sweeps=found["sweeps"]))
-        draws = _room(target, max(n_kept, schedule.n_samples))
-        for name in _DRAWN:
-            getattr(draws, name)[:n_kept] = drawn[name]
-        room.append(draws)
-    return Run(states, room, n_kept)
+        done.append((states[-1], Draws(**drawn)))
+        room.append(_room(target, max(n_kept, schedule.n_samples)))
+    return Run(states, room, 0).after(done)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from conjugp._numerics.linalg import cholesky, root_of
 from conjugp._sampler.chain import Draws, Target
+from conjugp._sampler.sweep import Array
 from conjugp.kernels import Kernel
 from conjugp.likelihoods import Likelihood
 
@@ -45,13 +46,16 @@ class SampledModel:
 
     @property
     def n_classes(self) -> int:
-        """C."""
         return self.target.data.n_classes
 
     @property
     def n_draws(self) -> int:
         """Draws of all chains together, S."""
         return sum(len(d.g) for d in self.draws)
+
+    def stacked(self, name: str) -> Array:
+        """What all draws hold by that name, (chain, draw, ...)."""
+        return np.stack([getattr(d, name) for d in self.draws])
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -99,39 +103,31 @@ class SampledModel:
 
         In chunks, so that memory is bounded with `n_copies` of m.
         """
-        t = self.target
         for theta, parts in self.groups:
             L_inv, kernels = self._inverse_factor(theta), self.kernels(theta)
             widest = max(len(g) for _, g in parts) * self.n_classes * n_copies
             size = max(1, _CHUNK_ELEMENTS // (widest + 2 * len(kernels) * len(self.Z)))
             for i in range(0, len(X), size):
                 x = X[i : i + size]
-                K = torch.stack([k(x, self.Z) + t.mean_variance for k in kernels])  # (K, n', M)
-                A = K @ L_inv.mT
-                prior = torch.stack([k.diag(x) + t.mean_variance for k in kernels])
-                v = torch.maximum(prior - A.square().sum(2), 1e-6 * prior).T
+                A, _, left = self._conditional(x, kernels, L_inv)
                 for first, g in parts:
                     if len(A) == 1:
                         m = (A[0] @ g.reshape(-1, g.shape[2]).T).reshape(len(x), *g.shape[:2])
                     else:
                         m = torch.einsum("cnm,scm->nsc", A, g)
-                    yield slice(i, i + len(x)), slice(first, first + len(g)), m + self.mean, v
+                    yield slice(i, i + len(x)), slice(first, first + len(g)), m + self.mean, left.T
+
+    def proba(self, X: Tensor) -> Tensor:
+        """E[p(y | f)] at X, (n, C)."""
+        return self.proba_and_entropy(X, entropies=False)[0]
 
     @torch.no_grad()
-    def proba(self, X: Tensor) -> Tensor:
-        """E[p(y | f)] at X, (n, C).
+    def proba_and_entropy(self, X: Tensor, entropies: bool = True) -> tuple[Tensor, Tensor]:
+        """E[p(y | f)], (n, C), and E[H[p(y | f)]], (n,), from the same latent values (U2).
 
         Pairs of opposite latent values for every draw of the chains, the same pairs for all rows,
         so that a row's answer does not depend on which others are asked for.
         """
-        return self._averages(X, entropies=False)[0]
-
-    @torch.no_grad()
-    def proba_and_entropy(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """E[p(y | f)], (n, C), and E[H[p(y | f)]], (n,), from the same latent values (U2)."""
-        return self._averages(X, entropies=True)
-
-    def _averages(self, X: Tensor, entropies: bool) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(self.seed)
         S, C = self.n_draws, self.n_classes
         noise = torch.randn(math.ceil(_NOISE / S), S, C, generator=generator, dtype=torch.float64)
@@ -186,15 +182,21 @@ class SampledModel:
         order = torch.randperm(n_samples, generator=generator)
         return out[order][:, index]
 
+    def _conditional(
+        self, X: Tensor, kernels: list[Kernel], L_inv: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A (K, n, M), the prior variance and what of it a draw leaves open, (K, n)."""
+        more = self.target.mean_variance
+        A = torch.stack([k(X, self.Z) + more for k in kernels]) @ L_inv.mT
+        prior = torch.stack([k.diag(X) + more for k in kernels])
+        return A, prior, torch.maximum(prior - A.square().sum(2), 1e-6 * prior)
+
     def _joint(self, X: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """A (K, n, M), and a root of the covariance that a draw leaves open, (K, n, n)."""
         t, kernels = self.target, self.kernels(theta)
-        K = torch.stack([k(X, self.Z) + t.mean_variance for k in kernels])
-        A = K @ self._inverse_factor(theta).mT
-        prior = torch.stack([k.diag(X) + t.mean_variance for k in kernels])
+        A, prior, left = self._conditional(X, kernels, self._inverse_factor(theta))
         if t.Z is not None:  # the sparse model's latents are independent given the inducing values
-            open_ = torch.maximum(prior - A.square().sum(2), 1e-6 * prior)
-            return A, torch.diag_embed(open_.sqrt())
+            return A, torch.diag_embed(left.sqrt())
         left = torch.stack([k(X, X) + t.mean_variance for k in kernels]) - A @ A.mT
         left += torch.diag_embed(1e-9 * prior)  # rounding of the difference
         return A, torch.stack([root_of(one) for one in left])

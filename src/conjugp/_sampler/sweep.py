@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,23 +34,6 @@ Counts = NDArray[np.int64]
 (_potrf,) = get_lapack_funcs(("potrf",), dtype=np.float64)
 _syrk, _trsv = get_blas_funcs(("syrk", "trsv"), dtype=np.float64)
 _polya_gamma: Callable[..., Any] = random_polyagamma  # its own types leave arrays out
-
-
-class Field(Protocol):
-    """The Gaussian prior of the latent functions at the inputs."""
-
-    n_inputs: int
-
-    def draw(self, kappa: Array, omega: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-        """g and r (C, U) given sites exp(kappa·r - ½ omega·r²), both (C, U) (G5, G6).
-
-        Where omega is 0 there is no site, and kappa must be 0 too.
-        """
-        ...
-
-    def prior(self, n_classes: int, rng: np.random.Generator) -> tuple[Array, Array]:
-        """g and r from the prior."""
-        ...
 
 
 def correction(K: Array, kappa: Array, omega: Array, r: Array, noise: Array) -> Array:
@@ -96,6 +79,10 @@ class FullField:
         self.n_inputs = len(L)
 
     def draw(self, kappa: Array, omega: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+        """g and r (C, U) given sites exp(kappa·r - ½ omega·r²), both (C, U) (G5, G6).
+
+        Where omega is 0 there is no site, and kappa must be 0 too.
+        """
         # A draw of the prior, corrected by what it misses of the pseudo-observations kappa/omega.
         g, noise = rng.standard_normal(kappa.shape), rng.standard_normal(kappa.shape)
         x = fastest_correction()(self.K, kappa, omega, g @ self.L.T, noise)
@@ -111,7 +98,6 @@ class FullField:
         return r[:, :0]
 
     def place(self, g: Array, noise: Array) -> Array:
-        """r of g."""
         return g @ self.L.T
 
     def log_prior(self, r: Array) -> tuple[float, Array]:
@@ -158,14 +144,13 @@ class SparseField:
         return np.divide(r - g @ self.A, deviation, out=np.zeros_like(r), where=deviation > 0)
 
     def place(self, g: Array, noise: Array) -> Array:
-        """r of g and noise."""
         return g @ self.A + np.sqrt(self.residual) * noise
 
 
 class ClassFields:
     """A field of its own for every class."""
 
-    def __init__(self, fields: Sequence[Field]) -> None:
+    def __init__(self, fields: Sequence[FullField | SparseField]) -> None:
         self.fields, self.n_inputs = tuple(fields), fields[0].n_inputs
 
     def draw(self, kappa: Array, omega: Array, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -180,6 +165,9 @@ class ClassFields:
         return np.concatenate(g), np.concatenate(r)
 
 
+Field = FullField | SparseField | ClassFields  # the Gaussian prior of the latent functions
+
+
 @dataclass(frozen=True)
 class Observations:
     """Labels and where they were seen."""
@@ -190,12 +178,10 @@ class Observations:
 
     @cached_property
     def one_hot(self) -> Array:
-        """(C, N)."""
         return (np.arange(self.n_classes)[:, None] == self.y).astype(np.float64)
 
     @cached_property
     def rows(self) -> Counts:
-        """0, …, N - 1."""
         return np.arange(len(self.y))
 
     def at_rows(self, values: Array) -> Array:

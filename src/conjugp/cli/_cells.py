@@ -86,14 +86,9 @@ def numbers(column: NDArray[Any], decimal: str = ".") -> tuple[NDArray[np.float6
     quick = _all_numbers(column, decimal)
     if quick is not None:
         return quick, np.zeros(len(column), bool)
-    values, bad = np.empty(len(column)), np.zeros(len(column), bool)
-    for i, cell in enumerate(column):
-        value = None if cell is None else number_in(cell, decimal)
-        if value is None:
-            values[i], bad[i] = np.nan, not is_missing(cell)
-        else:
-            values[i] = value
-    return values, bad
+    found = [None if cell is None else number_in(cell, decimal) for cell in column]
+    bad = [n is None and not is_missing(cell) for n, cell in zip(found, column, strict=True)]
+    return np.array(found, dtype=float), np.array(bad, dtype=bool)
 
 
 def _all_numbers(column: NDArray[Any], decimal: str) -> NDArray[np.float64] | None:

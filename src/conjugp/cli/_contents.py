@@ -14,13 +14,7 @@ import conjugp
 from conjugp.cli._cells import numbers, texts
 from conjugp.cli._encoding import Column
 from conjugp.cli._evaluate import confusion
-from conjugp.cli._findings import (
-    CONJUGP,
-    LOGISTIC,
-    RELEVANCE_COLUMNS,
-    Findings,
-    Subject,
-)
+from conjugp.cli._findings import CONJUGP, LOGISTIC, RELEVANCE_COLUMNS, Findings, Subject
 from conjugp.cli._page import picture
 from conjugp.cli._scores import SCORES, these_rows
 from conjugp.cli._tables import Table
@@ -288,10 +282,10 @@ def _training(clf: Any) -> tuple[str, Any]:
     from conjugp.plotting import TrainingCurveDisplay
 
     figure = Figure(figsize=(4.6, 3.0), layout="constrained")
-    ax = TrainingCurveDisplay(history).plot(figure.subplots()).ax_
-    ax.set_xlabel("epoch")
-    if (legend := ax.get_legend()) is not None:
-        legend.remove()
+    for ax in TrainingCurveDisplay(history).plot(figure.subplots()).axes_:
+        ax.set_xlabel("epoch")
+        if (legend := ax.get_legend()) is not None:
+            legend.remove()
     return text, picture(figure, "training", "The objective during the fit")
 
 

@@ -6,7 +6,7 @@ import csv
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -21,29 +21,13 @@ from threadpoolctl import threadpool_limits
 
 from conjugp._estimators.classifier import GPClassifier
 from conjugp._persistence import files
-from conjugp.cli._app import (
-    Debug,
-    Json,
-    Seed,
-    app,
-    check_output,
-    print_json,
-    print_table,
-    replaced,
-)
+from conjugp.cli import _options as options
+from conjugp.cli._app import app
+from conjugp.cli._output import check_output, print_json, print_table, replaced
 from conjugp.cli._scores import SCORES, scores_of, shown_scores
 
 N_TRAIN = 400  # of 1,797 digits: GaussianProcessClassifier's time grows as the cube of it
 FORMATS = (".pdf", ".png", ".svg")
-
-
-class Result(NamedTuple):
-    """What one classifier did on the test rows."""
-
-    name: str
-    seconds: float
-    classes: np.ndarray
-    proba: np.ndarray  # (n, C)
 
 
 @app.command()
@@ -57,9 +41,9 @@ def demo(
             metavar="CSV", help="Write a table to try the other commands on, and do no more."
         ),
     ] = None,
-    seed: Seed = 0,
-    as_json: Json = False,
-    debug: Debug = False,
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
 ) -> None:
     """Classify handwritten digits beside two of scikit-learn's classifiers. Under a minute.
 
@@ -81,19 +65,17 @@ def demo(
             f"{X.shape[1]} pixels, {len(np.unique(y))} classes.\nconjugp takes the pixels as "
             "they are, scikit-learn's two classifiers get them scaled."
         )
-    results = []
+    classes, proba, seconds = np.unique(y), dict[str, np.ndarray](), dict[str, float]()
     # One thread each: as fair, and on matrices this small two threads mostly wait for each other.
     with threadpool_limits(1):
         for name, classifier in _classifiers(seed).items():
             typer.echo(f"Fitting {name} ...", err=True)
             began = time.perf_counter()
             classifier.fit(X_train, y_train)
-            seconds = time.perf_counter() - began
-            results.append(
-                Result(name, seconds, classifier.classes_, classifier.predict_proba(X_test))
-            )
-    _draw(results, y_test, output)
-    scores = {r.name: {**scores_of(y_test, r.proba, r.classes), "fit": r.seconds} for r in results}
+            seconds[name] = time.perf_counter() - began
+            proba[name] = classifier.predict_proba(X_test)
+    _draw(proba, y_test, output)
+    scores = {n: {**scores_of(y_test, p, classes), "fit": seconds[n]} for n, p in proba.items()}
     if as_json:
         print_json({"classifiers": scores, "output": output.resolve()})
         return
@@ -132,7 +114,7 @@ def _classifiers(seed: int) -> dict[str, Any]:
     }
 
 
-def _draw(results: list[Result], y: np.ndarray, output: Path) -> None:
+def _draw(proba: dict[str, np.ndarray], y: np.ndarray, output: Path) -> None:
     # Imported late, as it is slow; and a figure without pyplot needs no display.
     from matplotlib.figure import Figure
 
@@ -140,10 +122,8 @@ def _draw(results: list[Result], y: np.ndarray, output: Path) -> None:
 
     figure = Figure(figsize=(6.4, 6.8), layout="constrained")
     ax = figure.subplots()
-    for result in results:
-        ReliabilityDisplay.from_predictions(
-            y, result.proba, labels=result.classes, name=result.name, ax=ax
-        )
+    for name, p in proba.items():
+        ReliabilityDisplay.from_predictions(y, p, name=name, ax=ax)
     ax.set_title(
         f"Handwritten digits, {N_TRAIN} to train on and {len(y)} to test\n"
         "On the dashed line probabilities mean what they say; small dots are few images",

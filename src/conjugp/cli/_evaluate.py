@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
-import numpy as np
 import typer
+from sklearn.metrics import confusion_matrix
 
 from conjugp._persistence import files
-from conjugp.cli._app import (
-    Debug,
-    Json,
-    Refusal,
-    app,
-    estimator_errors,
-    note,
-    print_json,
-    print_table,
-)
-from conjugp.cli._predict import Unseen, check_unseen, note_unused
+from conjugp.cli import _options as options
+from conjugp.cli._app import Refusal, app, estimator_errors
+from conjugp.cli._output import note, print_json, print_table
+from conjugp.cli._predict import note_unused
 from conjugp.cli._scores import (
     SCORES,
     check_known,
@@ -30,15 +23,7 @@ from conjugp.cli._scores import (
     table_digest,
     these_rows,
 )
-from conjugp.cli._settings import (
-    Decimal,
-    Delimiter,
-    EncodedRows,
-    EncodingName,
-    ModelArgument,
-    Reading,
-    TableArgument,
-)
+from conjugp.cli._settings import EncodedRows, Labelled, Reading
 from conjugp.cli.models import Model, load_model
 
 MOST_CLASSES = 40  # in the table of classes and in the picture of the confusion matrix
@@ -46,18 +31,18 @@ MOST_CLASSES = 40  # in the table of classes and in the picture of the confusion
 
 @app.command()
 def evaluate(
-    model: ModelArgument,
-    table: TableArgument,
+    model: options.Model,
+    table: options.Table,
     plots: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Draw reliability and confusion in this folder."),
     ] = None,
-    unseen: Unseen = "refuse",
-    delimiter: Delimiter = None,
-    encoding: EncodingName = None,
-    decimal: Decimal = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    unseen: options.Unseen = "refuse",
+    delimiter: options.Delimiter = None,
+    encoding: options.Encoding = None,
+    decimal: options.Decimal = None,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
 ) -> None:
     """Score a model on the rows of a table that has the target.
 
@@ -68,13 +53,12 @@ def evaluate(
     Example:
       $ conjugp evaluate wine.conjugp wine.csv --plots plots
     """
-    check_unseen(unseen)
     if plots is not None and plots.exists() and not plots.is_dir():
         raise Refusal(f"--plots {str(plots)!r} is a file; give a folder")
     found = load_model(model, table=table)
     reading = Reading(delimiter=delimiter, encoding=encoding, decimal=decimal)
-    rows, _, _, seen = labelled_rows(found, table, reading, unseen)
-    clf = found.clf
+    labelled, clf = labelled_rows(found, table, reading, unseen), found.clf
+    rows, seen = labelled.rows, labelled.seen
     with estimator_errors():
         proba = clf.predict_proba(rows.X)
     scores = scores_of(rows.y, proba, clf.classes_, rows.weight)
@@ -100,15 +84,6 @@ def evaluate(
         typer.echo(f"Picture written to {path}")
 
 
-class Labelled(NamedTuple):
-    """Rows of a table to score, and what the model has to do with the table."""
-
-    rows: EncodedRows
-    all: EncodedRows
-    train: EncodedRows | None  # what the model learned from, where this table has it
-    seen: int | None  # how many of the rows to score are those; None where it cannot be known
-
-
 def labelled_rows(model: Model, path: Path, reading: Reading, unseen: str = "refuse") -> Labelled:
     """The rows of a table to score: of the one that the model was fitted to, those held out."""
     table = reading.table(path, model.encoding.ignored)
@@ -125,28 +100,18 @@ def labelled_rows(model: Model, path: Path, reading: Reading, unseen: str = "ref
 
 def class_table(y: Any, proba: Any, classes: Any) -> list[dict[str, Any]]:
     """Rows, recall and precision of every class; None where there is nothing to divide by."""
-    predicted = classes[proba.argmax(axis=1)]
+    counts = confusion(y, proba, classes)
     table = []
-    for label in classes:
-        true, named = y == label, predicted == label
-        both = int((true & named).sum())
-        table.append(
-            {
-                "label": label,
-                "rows": int(true.sum()),
-                "predicted": int(named.sum()),
-                "recall": both / true.sum() if true.any() else None,
-                "precision": both / named.sum() if named.any() else None,
-            }
-        )
+    for c, (true, named) in enumerate(zip(counts.sum(axis=1), counts.sum(axis=0), strict=True)):
+        recall, precision = (counts[c, c] / n if n else None for n in (true, named))
+        line = {"label": classes[c], "rows": true, "predicted": named}
+        table.append({**line, "recall": recall, "precision": precision})
     return table
 
 
 def confusion(y: Any, proba: Any, classes: Any) -> Any:
     """Counts (C, C): true class by predicted class."""
-    counts = np.zeros((len(classes), len(classes)), dtype=int)
-    np.add.at(counts, (np.searchsorted(classes, y), proba.argmax(axis=1)), 1)
-    return counts
+    return confusion_matrix(y, classes[proba.argmax(axis=1)], labels=classes)
 
 
 def _percent(share: float | None) -> str:

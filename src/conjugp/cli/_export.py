@@ -7,26 +7,19 @@ from typing import Annotated
 
 import typer
 
-from conjugp.cli._app import (
-    Debug,
-    Json,
-    app,
-    check_output,
-    estimator_errors,
-    print_json,
-    replaced,
-)
-from conjugp.cli._settings import ModelArgument
+from conjugp.cli import _options as options
+from conjugp.cli._app import app, estimator_errors
+from conjugp.cli._output import check_output, print_json, replaced
 from conjugp.cli._tables import MissingPackageError
 from conjugp.cli.models import load_model
 
 
 @app.command()
 def export(
-    model: ModelArgument,
+    model: options.Model,
     output: Annotated[Path, typer.Argument(metavar="ONNX", help="Where to write: a .onnx file.")],
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
 ) -> None:
     """Write the probabilities of a model as an ONNX graph.
 

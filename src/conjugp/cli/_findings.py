@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conjugp import metrics
 from conjugp.cli._scores import logistic_regression, scores_of
-from conjugp.cli._settings import EncodedRows
+from conjugp.cli._settings import EncodedRows, Labelled
 from conjugp.cli.models import Model
 
 RELEVANCE_ROWS, RELEVANCE_COLUMNS, RELEVANCE_SHUFFLES = 1000, 60, 3
 CONJUGP, LOGISTIC, FREQUENCIES = "conjugp", "logistic regression", "class frequencies"
 
 
-@dataclass
-class Subject:
-    """A model, the rows to score, and those it learned from where they are known."""
+@dataclass(kw_only=True)
+class Subject(Labelled):
+    """A model, and the rows of a report on it."""
 
     model: Model
-    rows: EncodedRows
-    all: EncodedRows
-    train: EncodedRows | None
-    seen: int | None  # how many of the rows to score were learned from, where that is known
     commands: list[str]
     source: str
     scored: str  # the table that the rows to score are of
@@ -59,7 +54,9 @@ def find(subject: Subject) -> Findings:
         train = subject.train
         try:
             fitted = logistic_regression(train.X, train.y, train.weight)
-            proba[LOGISTIC] = _aligned(fitted.predict_proba(rows.X), fitted.classes_, classes)
+            proba[LOGISTIC] = np.zeros((len(rows.y), len(classes)))
+            have = np.searchsorted(classes, fitted.classes_)
+            proba[LOGISTIC][:, have] = fitted.predict_proba(rows.X)
         except ValueError as error:
             warnings.warn(f"logistic regression failed ({error})", stacklevel=2)
         share = np.array([(train.y == label).mean() for label in classes])
@@ -105,10 +102,3 @@ def relevance(model: Model, rows: EncodedRows, seed: int = 0) -> dict[str, float
             after.append(nll(changed))
         rises[column.name] = float(np.mean(after)) - before
     return dict(sorted(rises.items(), key=lambda item: -item[1]))
-
-
-def _aligned(proba: Any, have: Any, want: Any) -> NDArray[np.float64]:
-    """Probabilities with a column for each of the wanted classes."""
-    out = np.zeros((len(proba), len(want)))
-    out[:, np.searchsorted(want, have)] = proba
-    return out

@@ -14,47 +14,12 @@ import typer
 from conjugp import kernels
 from conjugp._estimators.classifier import GPClassifier
 from conjugp._rows.group import ALONE, Group, joined
-from conjugp.cli._app import (
-    Debug,
-    Interrupted,
-    Json,
-    Refusal,
-    Seed,
-    app,
-    check_output,
-    estimator_errors,
-    note,
-    print_json,
-    print_table,
-    replaced,
-    typed_command,
-    warnings_as_notes,
-)
+from conjugp.cli import _options as options
+from conjugp.cli._app import Interrupted, Refusal, app, estimator_errors, warnings_as_notes
+from conjugp.cli._output import check_output, note, print_json, print_table, replaced, typed_command
 from conjugp.cli._ranks import stacked
-from conjugp.cli._scores import (
-    SCORES,
-    few_rows,
-    scores_of,
-    shown_scores,
-    table_digest,
-    these_rows,
-)
-from conjugp.cli._settings import (
-    CategoricalOption,
-    Decimal,
-    Delimiter,
-    EncodingName,
-    Ignore,
-    Missing,
-    Reading,
-    TableArgument,
-    Target,
-    TestFile,
-    TestSize,
-    Training,
-    Weight,
-    prepare,
-)
+from conjugp.cli._scores import SCORES, few_rows, scores_of, shown_scores, table_digest, these_rows
+from conjugp.cli._settings import Reading, Task, Training, prepare
 from conjugp.cli._tables import FORMATS
 from conjugp.cli.models import ROWS, Model, packed_digests
 
@@ -70,49 +35,81 @@ KERNELS = {
 }
 
 
+def _kernel(text: str) -> kernels.Kernel | None:
+    """A kernel from names joined by + and *."""
+    if text == "auto":
+        return None
+
+    def one(name: str) -> kernels.Kernel:
+        if name.strip() not in KERNELS:
+            raise Refusal(f"--kernel: {name.strip()!r} is none of auto, {', '.join(KERNELS)}")
+        return KERNELS[name.strip()]()
+
+    return reduce(add, (reduce(mul, map(one, term.split("*"))) for term in text.split("+")))
+
+
 @app.command()
 def fit(
     context: typer.Context,
-    table: TableArgument,
-    target: Target,
+    table: options.Table,
+    target: options.Target,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="MODEL", help="Where to write the model.")
     ] = Path("model.conjugp"),
-    categorical: CategoricalOption = [],  # noqa: B006
-    missing: Missing = "refuse",
-    ignore: Ignore = [],  # noqa: B006
-    weight: Weight = None,
-    test_size: TestSize = 0.2,
-    test: TestFile = None,
-    delimiter: Delimiter = None,
-    encoding: EncodingName = None,
-    decimal: Decimal = None,
+    categorical: options.Categorical = [],  # noqa: B006
+    missing: options.Missing = "refuse",
+    ignore: options.Ignore = [],  # noqa: B006
+    weight: options.Weight = None,
+    test_size: options.TestSize = 0.2,
+    test: options.TestFile = None,
+    delimiter: options.Delimiter = None,
+    encoding: options.Encoding = None,
+    decimal: options.Decimal = None,
     kernel: Annotated[
-        str,
-        typer.Option(help=f"auto, or {', '.join(KERNELS)}, also joined as in rbf+linear or *."),
+        Any,
+        typer.Option(
+            parser=_kernel,
+            metavar="NAME",
+            help=f"auto, or {', '.join(KERNELS)}, also joined as in rbf+linear or *.",
+        ),
     ] = "auto",
     likelihood: Annotated[
         str, typer.Option(help="logistic-softmax, softmax, robust-max, heaviside or dirichlet.")
     ] = "logistic-softmax",
     inducing: Annotated[
-        str, typer.Option(help="Number of inducing points, auto, or all rows.")
+        Any,
+        typer.Option(
+            parser=options.words("--inducing", "auto", none="all", number=int),
+            metavar="N|auto|all",
+            help="Number of inducing points, auto, or all rows.",
+        ),
     ] = "auto",
     temperature: Annotated[
-        str, typer.Option(help="auto, none, or a number that divides log-probabilities.")
+        Any,
+        typer.Option(
+            parser=options.words("--temperature", "auto", none="none", number=float),
+            metavar="T|auto|none",
+            help="auto, none, or a number that divides log-probabilities.",
+        ),
     ] = "auto",
     class_weight: Annotated[
-        str, typer.Option(help="balanced gives every class the same total weight.")
+        Any,
+        typer.Option(
+            parser=options.words("--class-weight", "balanced", none="none"),
+            metavar="none|balanced",
+            help="balanced gives every class the same total weight.",
+        ),
     ] = "none",
     max_epochs: Annotated[float, typer.Option(help="Most passes over the rows.")] = 100,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
-    seed: Seed = 0,
+    seed: options.Seed = 0,
     checkpoint: Annotated[
         Path | None,
         typer.Option(help="Keep the state of the fit here; the same command goes on from it."),
     ] = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
 ) -> None:
     """Fit a classifier to a table and write it to a file.
 
@@ -125,42 +122,33 @@ def fit(
       $ conjugp fit wine.csv --target label -o wine.conjugp
       $ conjugp fit trips.csv --target mode --categorical onehot --missing impute -o trips.conjugp
     """
-    clf = _classifier(
-        kernel, likelihood, inducing, temperature, class_weight, max_epochs, device, dtype, seed
+    clf = GPClassifier(
+        kernel,
+        likelihood=likelihood,
+        n_inducing=inducing,
+        temperature=temperature,
+        class_weight=class_weight,
+        max_epochs=max_epochs,
+        device=device,
+        dtype=dtype,
+        random_state=seed,
     )
     if output.suffix.lower() in NO_MODELS:
         raise Refusal(
             f"--output {str(output)!r} ends as another kind of file does; "
             f"call the model {output.stem}.conjugp"
         )
+    reading = Reading(categorical, missing, ignore, weight, delimiter, encoding, decimal)
+    task = Task(table, target, reading, test_size, test, seed, typed_command(context))
     with joined() as group:
-        _fit_table(
-            clf,
-            table,
-            target,
-            output,
-            Reading(categorical, missing, ignore, weight, delimiter, encoding, decimal),
-            test_size,
-            test,
-            seed,
-            checkpoint,
-            typed_command(context),
-            as_json,
-            group,
-        )
+        _fit_table(clf, task, output, checkpoint, as_json, group)
 
 
 def _fit_table(
     clf: GPClassifier,
-    table: Path,
-    target: str,
+    task: Task,
     output: Path,
-    reading: Reading,
-    test_size: float,
-    test: Path | None,
-    seed: int,
     checkpoint: Path | None,
-    command: str,
     as_json: bool,
     group: Group,
 ) -> None:
@@ -169,14 +157,14 @@ def _fit_table(
     def check() -> bool:
         if group.rank:
             return False
-        there = check_output(output, inputs=(table, test))
+        tables = (task.table, task.test)
         if checkpoint is not None:
-            check_output(checkpoint, option="--checkpoint", inputs=(table, test, output))
-        return there
+            check_output(checkpoint, option="--checkpoint", inputs=(*tables, output))
+        return check_output(output, inputs=tables)
 
     with estimator_errors():
         existed = group.all(check)
-        training = prepare(table, target, reading, test_size, test, seed, group)
+        training = prepare(task, group)
     notes = list(training.notes)
     if group.rank == 0:
         for text in notes:
@@ -185,8 +173,8 @@ def _fit_table(
     kept = f"{output} is as it was" if existed else "no model was written"
     fit_model(clf, training, checkpoint, kept, notes)
     seconds = time.perf_counter() - began
-    model, scores = scored(clf, training, table, test, test_size, seed, command, group)
-    seen = None if training.test is None else seen_of(model, training, test, group)
+    model, scores = scored(clf, training, group)
+    seen = None if training.test is None else seen_of(model, training, group)
     if group.rank:
         return
     n_train, n_test = model.origin["n_train"], model.origin["n_test"]
@@ -218,8 +206,8 @@ def _fit_table(
         f"{len(clf.classes_)} classes in {seconds:.1f} s."
     )
     if scores is not None:
-        source = table.name if test is None else test.name
-        title = f"On {these_rows(n_test, seen, source)}; lower is better"
+        source = task.table if task.test is None else task.test
+        title = f"On {these_rows(n_test, seen, source.name)}; lower is better"
         print_table(["", *SCORES.values()], [("conjugp", *shown_scores(scores))], title)
     typer.echo(f"Model written to {output.resolve()}{replaced(existed)}")
 
@@ -242,17 +230,10 @@ def fit_model(
 
 
 def scored(
-    clf: GPClassifier,
-    training: Training,
-    table: Path,
-    test: Path | None,
-    test_size: float,
-    seed: int,
-    command: str,
-    group: Group = ALONE,
+    clf: GPClassifier, training: Training, group: Group = ALONE
 ) -> tuple[Model, dict[str, float] | None]:
     """The model with its origin, and its scores on the rows held out, of all ranks."""
-    held_out, scores, n_test = training.test, None, 0
+    task, held_out, scores, n_test = training.task, training.test, None, 0
     if held_out is not None:
         with estimator_errors():
             proba = clf.predict_proba(held_out.X)
@@ -261,78 +242,23 @@ def scored(
         scores, n_test = scores_of(y, proba, clf.classes_, weight), len(y)
     shares = group.gather(table_digest(training.all.X, training.all.y))
     origin = {
-        "source": table.name,
+        "source": task.table.name,
         "fingerprint": "+".join(shares),
         "n_rows": sum(group.gather(len(training.all.y))),
         "n_train": sum(group.gather(len(training.train.y))),
         "n_test": n_test,
-        "test_size": 0 if test is not None else test_size,
-        "seed": seed,
-        "command": command,
+        "test_size": 0 if task.test is not None else task.test_size,
+        "seed": task.seed,
+        "command": task.command,
         "scores": scores,
         ROWS: packed_digests(training.train.X, training.train.y, group),
     }
     return Model(clf, training.encoding, origin), scores
 
 
-def seen_of(
-    model: Model, training: Training, test: Path | None, group: Group = ALONE
-) -> int | None:
+def seen_of(model: Model, training: Training, group: Group = ALONE) -> int | None:
     """How many of the rows held out were trained on; of the training table's own, none."""
-    if test is None or training.test is None:
+    if training.task.test is None or training.test is None:
         return 0
     seen = group.gather(model.count_seen(training.test.X, training.test.y))
     return None if None in seen else sum(seen)  # type: ignore[arg-type]
-
-
-def _classifier(
-    kernel: str,
-    likelihood: str,
-    inducing: str,
-    temperature: str,
-    class_weight: str,
-    max_epochs: float,
-    device: str,
-    dtype: str,
-    seed: int,
-) -> GPClassifier:
-    """The estimator that the options ask for."""
-    if class_weight not in ("none", "balanced"):
-        raise Refusal(f"--class-weight must be none or balanced; got {class_weight!r}")
-    n_inducing: Any = {"auto": "auto", "all": None}.get(inducing, inducing)
-    if isinstance(n_inducing, str) and n_inducing != "auto":
-        if not n_inducing.isdigit():
-            raise Refusal(f"--inducing must be auto, all or a whole number; got {inducing!r}")
-        n_inducing = int(n_inducing)
-    heat: Any = {"auto": "auto", "none": None}.get(temperature, temperature)
-    if isinstance(heat, str) and heat != "auto":
-        try:
-            heat = float(heat)
-        except ValueError as error:
-            raise Refusal(
-                f"--temperature must be auto, none or a number; got {temperature!r}"
-            ) from error
-    return GPClassifier(
-        _kernel(kernel),
-        likelihood=likelihood,
-        n_inducing=n_inducing,
-        temperature=heat,
-        class_weight=None if class_weight == "none" else class_weight,
-        max_epochs=max_epochs,
-        device=device,
-        dtype=dtype,
-        random_state=seed,
-    )
-
-
-def _kernel(text: str) -> kernels.Kernel | None:
-    """A kernel from names joined by + and *."""
-    if text == "auto":
-        return None
-
-    def one(name: str) -> kernels.Kernel:
-        if name.strip() not in KERNELS:
-            raise Refusal(f"--kernel: {name.strip()!r} is none of auto, {', '.join(KERNELS)}")
-        return KERNELS[name.strip()]()
-
-    return reduce(add, (reduce(mul, map(one, term.split("*"))) for term in text.split("+")))

@@ -6,13 +6,14 @@ from typing import Any
 
 import typer
 
-from conjugp.cli._app import Debug, Json, app, print_json
-from conjugp.cli._settings import ModelArgument
+from conjugp.cli import _options as options
+from conjugp.cli._app import app
+from conjugp.cli._output import print_json
 from conjugp.cli.models import KEY, ROWS, read_header, table_part
 
 
 @app.command()
-def info(model: ModelArgument, as_json: Json = False, debug: Debug = False) -> None:
+def info(model: options.Model, as_json: options.Json = False, debug: options.Debug = False) -> None:
     """Say what is in a model file.
 
     \b

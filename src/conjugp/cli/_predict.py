@@ -12,46 +12,22 @@ import typer
 from numpy.typing import NDArray
 
 from conjugp._persistence import files
-from conjugp.cli._app import (
-    Debug,
-    Json,
-    Refusal,
-    app,
-    check_output,
-    estimator_errors,
-    note,
-    print_json,
-    replaced,
-)
+from conjugp.cli import _options as options
+from conjugp.cli._app import Refusal, app, estimator_errors
 from conjugp.cli._cells import escaped, texts
 from conjugp.cli._encoding import Encoding
-from conjugp.cli._settings import (
-    Decimal,
-    Delimiter,
-    EncodingName,
-    ModelArgument,
-    Reading,
-    TableArgument,
-)
+from conjugp.cli._output import check_output, note, print_json, replaced
+from conjugp.cli._settings import Reading
 from conjugp.cli._tables import CSV, FORMATS, NPZ, PARQUET, Table, need_pyarrow
 from conjugp.cli.models import load_model
-
-Unseen = Annotated[
-    str,
-    typer.Option(
-        metavar="refuse|ignore",
-        help="Categories of one-hot columns that training did not have: an error, or all zeros.",
-    ),
-]
 
 
 @app.command()
 def predict(
-    model: ModelArgument,
-    table: TableArgument,
+    model: options.Model,
+    table: options.Table,
     output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="CSV, Parquet or NPZ file; - is CSV on stdout."),
+        Path, typer.Option("--output", "-o", help="CSV, Parquet or NPZ file; - is CSV on stdout.")
     ] = Path("predictions.csv"),
     proba: Annotated[bool, typer.Option(help="Write the probability of every class.")] = True,
     top_k: Annotated[
@@ -64,12 +40,12 @@ def predict(
         list[str],
         typer.Option(metavar="COLUMN", help="Copy a column of the table. May be repeated."),
     ] = [],  # noqa: B006
-    unseen: Unseen = "refuse",
-    delimiter: Delimiter = None,
-    encoding: EncodingName = None,
-    decimal: Decimal = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    unseen: options.Unseen = "refuse",
+    delimiter: options.Delimiter = None,
+    encoding: options.Encoding = None,
+    decimal: options.Decimal = None,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
 ) -> None:
     """Predict the rows of a table.
 
@@ -84,7 +60,6 @@ def predict(
     to_stdout = str(output) == "-"
     if to_stdout and as_json:
         raise Refusal("--json and -o - both need standard output; write the predictions to a file")
-    check_unseen(unseen)
     existed = not to_stdout and check_output(output, FORMATS, inputs=(model, table))
     if output.suffix.lower() in PARQUET:
         need_pyarrow()
@@ -119,12 +94,6 @@ def predict(
         )
         return
     typer.echo(f"{rows.n_rows} predictions written to {output.resolve()}{replaced(existed)}")
-
-
-def check_unseen(unseen: str) -> None:
-    """Raise unless it is one of the two choices."""
-    if unseen not in ("refuse", "ignore"):
-        raise Refusal(f"--unseen must be refuse or ignore; got {unseen!r}")
 
 
 def note_unused(table: Table, encoding: Encoding) -> None:

@@ -10,43 +10,16 @@ import typer
 
 from conjugp._estimators.classifier import GPClassifier
 from conjugp._persistence import files
-from conjugp.cli._app import (
-    Debug,
-    Json,
-    Refusal,
-    Seed,
-    app,
-    check_output,
-    estimator_errors,
-    note,
-    print_json,
-    replaced,
-    typed_command,
-    warnings_as_notes,
-)
+from conjugp.cli import _options as options
+from conjugp.cli._app import Refusal, app, estimator_errors, warnings_as_notes
 from conjugp.cli._contents import contents, headline
 from conjugp.cli._evaluate import labelled_rows
 from conjugp.cli._findings import Subject, find
 from conjugp.cli._fit import fit_model, scored, seen_of
+from conjugp.cli._output import check_output, note, print_json, replaced, typed_command
 from conjugp.cli._page import render
-from conjugp.cli._predict import Unseen, check_unseen
 from conjugp.cli._scores import few_rows
-from conjugp.cli._settings import (
-    CategoricalOption,
-    Decimal,
-    Delimiter,
-    EncodedRows,
-    EncodingName,
-    Ignore,
-    Keep,
-    Missing,
-    OptionalTarget,
-    Reading,
-    TestFile,
-    TestSize,
-    Weight,
-    prepare,
-)
+from conjugp.cli._settings import EncodedRows, Labelled, Reading, Task, prepare
 from conjugp.cli.models import load_model
 
 
@@ -62,26 +35,26 @@ def report(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="HTML", help="Where to write the page.")
     ] = Path("report.html"),
-    target: OptionalTarget = None,
-    keep: Keep = [],  # noqa: B006
+    target: options.OptionalTarget = None,
+    keep: options.Keep = [],  # noqa: B006
     train: Annotated[
         Path | None,
         typer.Option(metavar="TABLE", help="After a model: what logistic regression learns from."),
     ] = None,
     compare: Annotated[bool, typer.Option(help="Fit a logistic regression beside.")] = True,
-    categorical: CategoricalOption = [],  # noqa: B006
-    missing: Missing = "refuse",
-    ignore: Ignore = [],  # noqa: B006
-    weight: Weight = None,
-    test_size: TestSize = 0.2,
-    test: TestFile = None,
-    delimiter: Delimiter = None,
-    encoding: EncodingName = None,
-    decimal: Decimal = None,
-    unseen: Unseen = "refuse",
-    seed: Seed = 0,
-    as_json: Json = False,
-    debug: Debug = False,
+    categorical: options.Categorical = [],  # noqa: B006
+    missing: options.Missing = "refuse",
+    ignore: options.Ignore = [],  # noqa: B006
+    weight: options.Weight = None,
+    test_size: options.TestSize = 0.2,
+    test: options.TestFile = None,
+    delimiter: options.Delimiter = None,
+    encoding: options.Encoding = None,
+    decimal: options.Decimal = None,
+    unseen: options.Unseen = "refuse",
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
 ) -> None:
     """Write a page on a model: scores, calibration, confusion, odd rows, features, data.
 
@@ -94,7 +67,6 @@ def report(
       $ conjugp report wine.conjugp wine.csv -o report.html
       $ conjugp report wine.csv --target label -o report.html
     """
-    check_unseen(unseen)
     existed = check_output(output, (".html", ".htm"), inputs=(first, table, train, test))
     notes: list[str] = []
     command = typed_command(context)
@@ -118,24 +90,16 @@ def report(
         if test_size == 0 and test is None:
             raise Refusal("a report needs rows to score: --test-size above 0, or --test TABLE")
         reading = Reading(categorical, missing, ignore, weight, delimiter, encoding, decimal, keep)
-        training = prepare(first, target, reading, test_size, test, seed)
+        training = prepare(Task(first, target, reading, test_size, test, seed, command))
         notes += training.notes
         clf = GPClassifier(random_state=seed)
         fit_model(clf, training, None, f"no report was written to {output}", notes)
-        model, _ = scored(clf, training, first, test, test_size, seed, command)
-        rows = training.test
-        assert rows is not None
-        subject = Subject(
-            model,
-            rows,
-            training.all,
-            training.train,
-            seen_of(model, training, test),
-            [command],
-            first.name,
-            first.name if test is None else test.name,
-            keep,
-        )
+        model, _ = scored(clf, training)
+        assert training.test is not None
+        seen = seen_of(model, training)
+        labelled = Labelled(training.test, training.all, training.train, seen)
+        named = {"source": first.name, "scored": (test or first).name, "keep": keep}
+        subject = Subject(**vars(labelled), model=model, commands=[command], **named)
     if not compare:
         subject.train = None
     with warnings_as_notes(notes), estimator_errors():
@@ -168,18 +132,9 @@ def _of_model(
     """A model from a file, on the rows of a table."""
     model = load_model(path, table=table)
     labelled = labelled_rows(model, table, reading, unseen)
-    learned = labelled.train
     if train is not None:
         given = replace(reading, keep=[]).table(train, model.encoding.ignored)
-        learned = EncodedRows.of(given, model.encoding, unseen)
-    return Subject(
-        model,
-        labelled.rows,
-        labelled.all,
-        learned,
-        labelled.seen,
-        [model.origin["command"]],
-        table.name,
-        table.name,
-        reading.keep,
-    )
+        labelled.train = EncodedRows.of(given, model.encoding, unseen)
+    named = {"source": table.name, "scored": table.name, "keep": reading.keep}
+    commands = [model.origin["command"]]
+    return Subject(**vars(labelled), model=model, commands=commands, **named)

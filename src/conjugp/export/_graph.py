@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
 import torch
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper, numpy_helper
-
-__all__ = ["OPSET", "Scope", "Value"]
 
 OPSET = 17
 _KINDS = {"double": TensorProto.DOUBLE, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
@@ -35,40 +34,21 @@ class Value:
         inner = isinstance(other, Value) and other.scope.depth > self.scope.depth
         return (other.scope if inner else self.scope).op(kind, *pair)  # type: ignore[union-attr]
 
-    def __add__(self, other: Operand) -> Value:
-        return self._with("Add", other)
-
-    def __sub__(self, other: Operand) -> Value:
-        return self._with("Sub", other)
-
-    def __rsub__(self, other: Operand) -> Value:
-        return self._with("Sub", other, swapped=True)
-
-    def __mul__(self, other: Operand) -> Value:
-        return self._with("Mul", other)
-
-    def __truediv__(self, other: Operand) -> Value:
-        return self._with("Div", other)
-
-    def __rtruediv__(self, other: Operand) -> Value:
-        return self._with("Div", other, swapped=True)
-
-    def __matmul__(self, other: Operand) -> Value:
-        return self._with("MatMul", other)
-
-    def __gt__(self, other: Operand) -> Value:
-        return self._with("Greater", other)
-
-    def __lt__(self, other: Operand) -> Value:
-        return self._with("Less", other)
+    __add__ = __radd__ = partialmethod(_with, "Add")
+    __sub__, __rsub__ = partialmethod(_with, "Sub"), partialmethod(_with, "Sub", swapped=True)
+    __mul__ = __rmul__ = partialmethod(_with, "Mul")
+    __truediv__ = partialmethod(_with, "Div")
+    __rtruediv__ = partialmethod(_with, "Div", swapped=True)
+    __matmul__ = partialmethod(_with, "MatMul")
+    __gt__, __lt__ = partialmethod(_with, "Greater"), partialmethod(_with, "Less")
 
     def __neg__(self) -> Value:
         return self.scope.op("Neg", self)
 
-    __radd__, __rmul__ = __add__, __mul__
-
 
 Operand = Value | np.ndarray | torch.Tensor | float
+# Of the body of a loop: whether to go on (None: yes), what is carried along, what is stacked up.
+Trip = tuple[Value | None, list[Value], list[Value]]
 
 
 class Scope:
@@ -93,11 +73,9 @@ class Scope:
         return Value(self, name)
 
     def op(self, kind: str, *inputs: Operand, **attributes: Any) -> Value:
-        """A node with one output."""
         return self.ops(kind, 1, *inputs, **attributes)[0]
 
     def ops(self, kind: str, n: int, *inputs: Operand, **attributes: Any) -> list[Value]:
-        """A node with n outputs."""
         names = [x.name if isinstance(x, Value) else self.constant(x) for x in inputs]
         outputs = [self.name() for _ in range(n)]
         self.nodes.append(helper.make_node(kind, names, outputs, **attributes))
@@ -137,15 +115,12 @@ class Scope:
         return self.op("Cast", x, to=_KINDS[kind])
 
     def sum(self, x: Value, axis: int, keepdims: bool = True) -> Value:
-        """The sum along an axis."""
         return self.op("ReduceSum", x, np.array([axis]), keepdims=int(keepdims))
 
     def unsqueeze(self, x: Value, axis: int) -> Value:
-        """One more axis."""
         return self.op("Unsqueeze", x, np.array([axis]))
 
     def column(self, x: Value) -> Value:
-        """(...) as a column."""
         return self.op("Reshape", x, np.array([-1, 1]))
 
     def squeeze(self, x: Value) -> Value:
@@ -161,13 +136,12 @@ class Scope:
         self,
         trips: Operand,
         carried: Sequence[tuple[Operand, str]],
-        body: Callable[[Scope, Value, list[Value]], tuple[Value | None, list[Value], list[Value]]],
+        body: Callable[[Scope, Value, list[Value]], Trip],
         n_stacked: int = 0,
     ) -> list[Value]:
         """Run `body` up to `trips` times.
 
-        `body(scope, i, values)` gives whether to go on (None: yes), the new values of what is
-        carried along, each declared with its type, and what is stacked up over the trips.
+        `carried`: first values, each declared with its type.
         """
         inner = Scope(self)
         i, condition = self.name(), self.name()
@@ -177,30 +151,17 @@ class Scope:
         outputs = [inner.op("Identity", v) for v in (*values, *stacked)]
         declare = helper.make_tensor_value_info
         kinds = [_KINDS[kind] for _, kind in carried]
-        graph = helper.make_graph(
-            inner.nodes,
-            f"body_{i}",
-            [
-                declare(i, TensorProto.INT64, []),
-                declare(condition, TensorProto.BOOL, []),
-                *(declare(n, kind, None) for n, kind in zip(names, kinds, strict=True)),
-            ],
-            [
-                declare(go_on.name, TensorProto.BOOL, []),
-                *(
-                    declare(out.name, kind, None)
-                    for out, kind in zip(
-                        outputs, kinds + [TensorProto.DOUBLE] * n_stacked, strict=True
-                    )
-                ),
-            ],
-        )
+        given = [declare(i, TensorProto.INT64, []), declare(condition, TensorProto.BOOL, [])]
+        given += map(declare, names, kinds, [None] * len(names))
+        left = [declare(go_on.name, TensorProto.BOOL, [])]
+        kinds += [TensorProto.DOUBLE] * n_stacked
+        left += [declare(out.name, kind, None) for out, kind in zip(outputs, kinds, strict=True)]
+        graph = helper.make_graph(inner.nodes, f"body_{i}", given, left)
         start = np.array(True)
         inputs = [trips, start, *(x for x, _ in carried)]
         return self.ops("Loop", len(outputs), *inputs, body=graph)
 
     def graph(self, inputs: list[Any], outputs: list[Any]) -> GraphProto:
-        """The finished outermost graph."""
         constants = list(self.root.constants.values())
         return helper.make_graph(
             _needed(self.nodes, outputs), "conjugp", inputs, outputs, constants

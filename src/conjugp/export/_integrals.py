@@ -15,11 +15,9 @@ from numpy.polynomial import Chebyshev, Polynomial
 from numpy.typing import NDArray
 from scipy.special import erfcx
 
-from conjugp.export._graph import Scope, Value
+from conjugp.export._graph import Scope, Trip, Value
 from conjugp.likelihoods import _lambda_integral as rule
 from conjugp.likelihoods import _orthant as orthant
-
-__all__ = ["lambda_integral", "largest", "log_sigmoid", "normalised"]
 
 _DEGREE = 16  # of the polynomial for erfc: relative error 2e-11
 _TRIPS = np.array(10_000)  # no row needs as many
@@ -68,7 +66,6 @@ def _log_cdf(scope: Scope, z: Value) -> Value:
 
 
 def log_sigmoid(scope: Scope, x: Value) -> Value:
-    """log σ(x)."""
     rest = scope.op("Log", scope.op("Exp", -scope.op("Abs", x)) + 1.0)
     return scope.op("Min", x, 0.0) - rest
 
@@ -111,7 +108,7 @@ def lambda_integral(scope: Scope, m: Value, v: Value, C: int, softmax: bool) -> 
     first_weight = np.ones(tile)
     first_weight[0] = -1.0 / math.expm1(-rule.EXACT.step)  # the stretch below is a geometric series
 
-    def body(inner: Scope, i: Value, values: list[Value]) -> tuple[Value, list[Value], list[Value]]:
+    def body(inner: Scope, i: Value, values: list[Value]) -> Trip:
         (p,) = values
         # The tile of λ = e^t that begins at t₀.
         t0 = inner.cast(i, "double") * (tile * rule.EXACT.step) + start
@@ -209,9 +206,7 @@ def largest(scope: Scope, m: Value, v: Value) -> Value:
     step = (high - low) / (trips * _NODES - 1.0)
     m3, sd3 = scope.unsqueeze(m, 2), scope.unsqueeze(sd, 2)
 
-    def body(
-        inner: Scope, i: Value, values: list[Value]
-    ) -> tuple[Value | None, list[Value], list[Value]]:
+    def body(inner: Scope, i: Value, values: list[Value]) -> Trip:
         (p,) = values
         node = inner.cast(i, "double") * _NODES + np.arange(_NODES, dtype=np.float64)
         x = inner.unsqueeze(low + step * node, 1)  # (R, 1, J)

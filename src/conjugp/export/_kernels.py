@@ -15,17 +15,7 @@ from conjugp import kernels as k
 from conjugp.export._graph import Scope, Value
 from conjugp.kernels._distances import MOST_SQUARE
 
-__all__ = ["check_kernel", "diagonal", "matrix"]
-
 _TINY = float(torch.finfo(torch.float64).tiny)
-
-
-def _rbf(scope: Scope, r2: Value, kernel: k.Kernel) -> Value:
-    return scope.op("Exp", r2 * -0.5)
-
-
-def _matern12(scope: Scope, r2: Value, kernel: k.Kernel) -> Value:
-    return scope.op("Exp", -scope.op("Sqrt", r2))
 
 
 def _matern32(scope: Scope, r2: Value, kernel: k.Kernel) -> Value:
@@ -45,8 +35,8 @@ def _rational(scope: Scope, r2: Value, kernel: k.Kernel) -> Value:
 
 
 _OF_DISTANCE: dict[type[k.Kernel], Callable[[Scope, Value, k.Kernel], Value]] = {
-    k.RBF: _rbf,
-    k.Matern12: _matern12,
+    k.RBF: lambda scope, r2, kernel: scope.op("Exp", r2 * -0.5),
+    k.Matern12: lambda scope, r2, kernel: scope.op("Exp", -scope.op("Sqrt", r2)),
     k.Matern32: _matern32,
     k.Matern52: _matern52,
     k.RationalQuadratic: _rational,

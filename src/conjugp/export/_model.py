@@ -15,8 +15,6 @@ from conjugp.export._integrals import lambda_integral, largest, log_sigmoid, nor
 from conjugp.export._kernels import diagonal, matrix
 from conjugp.likelihoods import Heaviside, LogisticSoftmax, RobustMax
 
-__all__ = ["build"]
-
 _PAIRS = 4096  # of row and class at a time, so that memory does not grow with the rows
 _ROWS = 1024  # and at most so many rows
 _IR_VERSION = 8

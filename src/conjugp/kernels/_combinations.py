@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add, mul
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -20,6 +21,14 @@ class _Combination(Kernel):
     """Kernels joined by one operation; the field ``parts`` holds them."""
 
     parts: tuple[Kernel, ...]
+
+    join: ClassVar[Callable[[Any, Any], Any]]
+
+    def __call__(self, X: Tensor, Z: Tensor) -> Tensor:
+        return reduce(self.join, (part(X, Z) for part in self.parts))
+
+    def diag(self, X: Tensor) -> Tensor:
+        return reduce(self.join, (part.diag(X) for part in self.parts))
 
     def __post_init__(self) -> None:
         given = self.parts if isinstance(self.parts, tuple) else ()
@@ -41,13 +50,7 @@ class _Combination(Kernel):
 class Sum(_Combination):
     """k₁ + k₂ + …, usually written with ``+``: a sum of independent functions."""
 
-    parts: tuple[Kernel, ...]
-
-    def __call__(self, X: Tensor, Z: Tensor) -> Tensor:
-        return reduce(add, (part(X, Z) for part in self.parts))
-
-    def diag(self, X: Tensor) -> Tensor:
-        return reduce(add, (part.diag(X) for part in self.parts))
+    join: ClassVar[Callable[[Any, Any], Any]] = add
 
     def filled(self, lengthscale: Tensor, variance: float) -> Self:
         """As in every kernel; the terms get equal parts of the variance."""
@@ -62,13 +65,7 @@ class Sum(_Combination):
 class Product(_Combination):
     """k₁ · k₂ · …, usually written with ``*``: similar where all the parts say so."""
 
-    parts: tuple[Kernel, ...]
-
-    def __call__(self, X: Tensor, Z: Tensor) -> Tensor:
-        return reduce(mul, (part(X, Z) for part in self.parts))
-
-    def diag(self, X: Tensor) -> Tensor:
-        return reduce(mul, (part.diag(X) for part in self.parts))
+    join: ClassVar[Callable[[Any, Any], Any]] = mul
 
     def filled(self, lengthscale: Tensor, variance: float) -> Self:
         """As in every kernel; the first factor gets the variance, the others 1."""

@@ -66,12 +66,8 @@ def careful_distances(X: Tensor, Z: Tensor, lengthscale: Tensor, farthest: float
     most = torch.maximum(U.detach().abs().amax(0), W.detach().abs().amax(0)).square()
     far = ~(most <= MOST_SQUARE[torch.float64] / len(most))
     U, W, one_by_one = U[:, ~far], W[:, ~far], far.nonzero().squeeze(1).tolist()
-    u2, w2, limits, parts = (
-        U.square().sum(1, keepdim=True),
-        W.square().sum(1),
-        torch.finfo(X.dtype),
-        [],
-    )
+    u2, w2 = U.square().sum(1, keepdim=True), W.square().sum(1)
+    limits, parts = torch.finfo(X.dtype), []
     size = max(1, _CAREFUL // len(z))
     for a, a2, b in zip(U.split(size), u2.split(size), x.split(size), strict=True):
         r2 = torch.addmm(w2, a, W.T, alpha=-2.0).add_(a2)

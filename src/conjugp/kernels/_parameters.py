@@ -15,8 +15,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Lengths", "Parametric", "Positive"]
-
 Positive: TypeAlias = float | Tensor | None
 Lengths: TypeAlias = float | Sequence[float] | np.ndarray | Tensor | None
 

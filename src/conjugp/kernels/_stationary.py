@@ -15,16 +15,20 @@ from conjugp.kernels._distances import FusedRBF, careful_distances, distances, e
 from conjugp.kernels._parameters import Lengths, Positive
 
 
+@dataclass(frozen=True)
 class Stationary(Kernel):
     """A kernel of the scaled distance: k(x, z) = variance · of_distance(Σ_d (x_d − z_d)² / ℓ_d²).
 
-    Subclasses have the fields ``lengthscale`` and ``variance``.
+    Subclasses are dataclasses too, and may have more parameters.
     """
 
     # Squared scaled distances count as no more than this. What is left of a correlation there is
     # lost beside 1 in any precision, but subnormal numbers would make products many times slower.
     # A subclass whose correlation falls off more slowly than its parent's has to set its own.
     farthest: ClassVar[float] = math.inf
+
+    lengthscale: Lengths = None
+    variance: Positive = None
 
     @abstractmethod
     def of_distance(self, r2: Tensor) -> Tensor:
@@ -65,9 +69,6 @@ class RBF(Stationary):
 
     farthest: ClassVar[float] = 80.0
 
-    lengthscale: Lengths = None
-    variance: Positive = None
-
     def of_distance(self, r2: Tensor) -> Tensor:
         return r2.mul_(-0.5).exp_()
 
@@ -85,9 +86,6 @@ class Matern12(Stationary):
 
     farthest: ClassVar[float] = 1600.0
 
-    lengthscale: Lengths = None
-    variance: Positive = None
-
     def of_distance(self, r2: Tensor) -> Tensor:
         return r2.sqrt_().neg().exp_()
 
@@ -97,9 +95,6 @@ class Matern32(Stationary):
     """Matérn 3/2: variance · (1 + s) exp(−s), s = √3 r; differentiable once."""
 
     farthest: ClassVar[float] = 675.0
-
-    lengthscale: Lengths = None
-    variance: Positive = None
 
     def of_distance(self, r2: Tensor) -> Tensor:
         s = r2.mul_(3.0).sqrt_()
@@ -112,9 +107,6 @@ class Matern52(Stationary):
 
     farthest: ClassVar[float] = 405.0
 
-    lengthscale: Lengths = None
-    variance: Positive = None
-
     def of_distance(self, r2: Tensor) -> Tensor:
         s = r2.mul_(5.0).sqrt_()
         return torch.addcmul(1.0 + s, s, s, value=1 / 3).mul_(s.neg().exp_())
@@ -124,8 +116,6 @@ class Matern52(Stationary):
 class RationalQuadratic(Stationary):
     """A mixture of RBF lengthscales: variance · (1 + r²/(2α))^−α; α → ∞ is the RBF."""
 
-    lengthscale: Lengths = None
-    variance: Positive = None
     alpha: Positive = 1.0
 
     def of_distance(self, r2: Tensor) -> Tensor:

@@ -10,15 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from conjugp.likelihoods._base import Expectation, Likelihood
-from conjugp.likelihoods._lambda_integral import softmax_entropy
-from conjugp.likelihoods._many_classes import predictive
-
-__all__ = ["Dirichlet"]
+from conjugp.likelihoods._base import Expectation
+from conjugp.likelihoods._softmaxes import SoftmaxLikelihood
 
 
 @dataclass(frozen=True)
-class Dirichlet(Likelihood):
+class Dirichlet(SoftmaxLikelihood):
     """A Gaussian for every latent, matched to the Dirichlet of one label (Milios et al. 2018).
 
     ``log_prob`` is the density of these targets, which a fit maximises; ``prob`` is the softmax,
@@ -44,22 +41,6 @@ class Dirichlet(Likelihood):
         """Σ_c log N(target_c | f_c, s2_c): y (B,), f (..., B, C) -> (..., B) (L14)."""
         target, s2 = (x.to(f.dtype) for x in self._targets(y, f.shape[-1]))
         return -0.5 * ((target - f).square() / s2 + torch.log(2.0 * math.pi * s2)).sum(-1)
-
-    def prob(self, f: Tensor) -> Tensor:
-        """p(· | f): (..., B, C) -> (..., B, C)."""
-        return torch.softmax(f, -1)
-
-    def integral(self, m: Tensor, v: Tensor) -> Tensor:
-        """E[p(· | f)] under N(m, v) by one-dimensional integrals: (B, C), float64 (L4)."""
-        return predictive(m, v, softmax=True)
-
-    def rough_integral(self, m: Tensor, v: Tensor) -> Tensor:
-        """The same to four digits."""
-        return predictive(m, v, softmax=True, rough=True)
-
-    def expected_entropy(self, m: Tensor, v: Tensor) -> Tensor:
-        """E[H[p(· | f)]] under N(m, v) by one-dimensional integrals: (B,), float64 (U3)."""
-        return softmax_entropy(m, v)
 
     def expectation(self, y: Tensor, m: Tensor, v: Tensor, bound: str) -> Expectation:
         """The expectation itself; its site does not depend on m and v (L15)."""

@@ -13,8 +13,6 @@ from conjugp.likelihoods._base import Expectation, Likelihood, known_gradient
 from conjugp.likelihoods._monte_carlo import expected_entropy
 from conjugp.likelihoods._orthant import largest, log_largest, log_orthant
 
-__all__ = ["Heaviside"]
-
 _ENTROPY_DRAWS = 256  # each costs a whole predictive integral
 
 

@@ -17,8 +17,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["lambda_entropy", "lambda_integral", "shifted", "softmax_entropy", "softmax_integral"]
-
 _TAIL = 20.0  # e^{−λσ(f)} is flat below −t − TAIL and above TAIL,
 _DROP = 5.0  # and, where t ≥ DROP, above −t + DROP, where it is e^−70 or less
 _EDGE = 0.75  # width of the normal distribution functions between there and the nodes,
@@ -50,27 +48,18 @@ ROUGH = Rule(0.8, 24, 0.5, 1.0, 5)  # every probability to four digits, in a thi
 
 
 @torch.no_grad()
-def lambda_integral(m: Tensor, v: Tensor, rule: Rule = EXACT) -> Tensor:
-    """E[σ_k / Σσ] for f ~ N(m, v): (B, C) -> (B, C), float64, rows sum to 1 (P1)."""
-    return _in_chunks(_probabilities, m, v, softmax=False, rule=rule)
+def lambda_integral(m: Tensor, v: Tensor, softmax: bool = False, rule: Rule = EXACT) -> Tensor:
+    """E[σ_k / Σσ] for f ~ N(m, v): (B, C) -> (B, C), float64, rows sum to 1 (P1).
+
+    The softmax is the same of latents so low that σ(f) = e^f, as (M2) has it (L4).
+    """
+    return _in_chunks(_probabilities, m, v, softmax, rule)
 
 
 @torch.no_grad()
-def softmax_integral(m: Tensor, v: Tensor, rule: Rule = EXACT) -> Tensor:
-    """E[e^f_k / Σe^f] for f ~ N(m, v): latents so low that σ(f) = e^f, as (M2) has it (L4)."""
-    return _in_chunks(_probabilities, m, v, softmax=True, rule=rule)
-
-
-@torch.no_grad()
-def lambda_entropy(m: Tensor, v: Tensor) -> Tensor:
-    """E[H[p(· | f)]], p_k = σ_k/Σσ and f ~ N(m, v): (B, C) -> (B,), nats, float64 (U3)."""
-    return _in_chunks(_entropy, m, v, softmax=False)
-
-
-@torch.no_grad()
-def softmax_entropy(m: Tensor, v: Tensor) -> Tensor:
-    """The same for p_k = e^f_k/Σe^f (L4, U3)."""
-    return _in_chunks(_entropy, m, v, softmax=True)
+def lambda_entropy(m: Tensor, v: Tensor, softmax: bool = False) -> Tensor:
+    """E[H[p(· | f)]], p_k = σ_k/Σσ or e^f_k/Σe^f: (B, C) -> (B,), nats, float64 (L4, U3)."""
+    return _in_chunks(_entropy, m, v, softmax)
 
 
 def shifted(m: Tensor, v: Tensor, softmax: bool) -> Tensor:

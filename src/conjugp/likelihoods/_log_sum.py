@@ -24,9 +24,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from conjugp._numerics import cuda as launches
-from conjugp._numerics.expectations import LogisticTails, logistic_tails
-
-__all__ = ["LogSum", "expected_log_sum", "log_expected_sum", "tangent_sums"]
+from conjugp._numerics.expectations import LogisticTails, gauss_hermite, logistic_tails
 
 _SKIP = 1e-6  # rows whose integral is certainly smaller do without it
 _NARROW = 0.02  # and it is not looked for where a variance is larger
@@ -248,10 +246,6 @@ def _weights(n: int, step: float, device: torch.device) -> Tensor:
     return weight.to(device)
 
 
-def _least(dtype: torch.dtype) -> float:
-    return 1e-30 if dtype == torch.float32 else 1e-280
-
-
 # --- By products ----------------------------------------------------------------------------
 
 
@@ -260,7 +254,8 @@ def _integral(m: Tensor, v: Tensor, t: Tensor, end: Tensor, rule: Rule) -> LogSu
     (B, C), T = m.shape, len(t)
     falls = _Falls(m, v, t, rule)
     # What of a class is left may be nothing; the others' product is then the quotient all the same.
-    F = torch.rsub(falls.values(), 1.0).clamp_min_(_least(m.dtype)).view(B, C, T)
+    least = 1e-30 if m.dtype == torch.float32 else 1e-280
+    F = torch.rsub(falls.values(), 1.0).clamp_min_(least).view(B, C, T)
     product = F[:, 0].clone()
     for c in range(1, C):
         product.mul_(F[:, c])
@@ -307,7 +302,6 @@ class _Falls:
         self.parts.append((i, _Narrow(m[i], v[i], t, rule)))
 
     def values(self) -> Tensor:
-        """1 − F, (n, T)."""
         if len(self.parts) == 1:
             return self.parts[0][1].values()
         found = self.like.new_empty(self.shape)
@@ -347,7 +341,6 @@ class _Wide:
         self.work = torch.erfc(self.z)
 
     def values(self) -> Tensor:
-        """1 − F, (n, T)."""
         return torch.mm(self.work, self.fall).mul_(0.5)
 
     def pull(self, G: Tensor) -> tuple[Tensor, Tensor]:
@@ -370,18 +363,11 @@ def _fall(x: Tensor, t: Tensor, h: float) -> Tensor:
     return fall.mul_(-torch.expm1(-torch.exp(t.clamp(max=50.0))) / fall.sum(0))
 
 
-@lru_cache(maxsize=8)
-def _hermite(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights for a standard normal."""
-    z, w = np.polynomial.hermite_e.hermegauss(n)
-    return z, w / w.sum()
-
-
 class _Narrow:
     """1 − F on standardised nodes."""
 
     def __init__(self, m: Tensor, v: Tensor, t: Tensor, rule: Rule) -> None:
-        z, w = (torch.tensor(a, dtype=torch.float64, device=m.device) for a in _hermite(rule.nodes))
+        z, w = (x.to(m.device) for x in gauss_hermite(rule.nodes))
         f = m.double().unsqueeze(1) + v.double().sqrt().unsqueeze(1) * z
         log_s = logsigmoid(f)
         self.w, self.rest = w.to(m.dtype), torch.sigmoid(-f).to(m.dtype)  # (Z,), (n, Z)
@@ -395,7 +381,6 @@ class _Narrow:
         self.survive = torch.exp(-self.scaled)
 
     def values(self) -> Tensor:
-        """1 − F, (n, T)."""
         return torch.matmul(self.w, -torch.expm1(-self.scaled))
 
     def pull(self, G: Tensor) -> tuple[Tensor, Tensor]:
@@ -466,7 +451,7 @@ def _window(m: Tensor, v: Tensor, t: Tensor, rule: Rule) -> tuple[Tensor, Tensor
 
 
 def _window_narrow(m: Tensor, v: Tensor, t: Tensor, rule: Rule) -> list[Tensor]:
-    z, w = (torch.tensor(a, dtype=m.dtype) for a in _hermite(rule.nodes))
+    z, w = gauss_hermite(rule.nodes)
     f = m + v.sqrt() * z.unsqueeze(1)
     rest, scaled = torch.sigmoid(-f), torch.exp((logsigmoid(f) + t).clamp_max_(50.0))
     first = scaled * torch.exp(-scaled) * rest

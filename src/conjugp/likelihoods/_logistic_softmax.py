@@ -20,18 +20,10 @@ from conjugp._numerics.expectations import (
     logistic_tails,
     tilt,
 )
-from conjugp.likelihoods._base import Expectation, Likelihood
+from conjugp.likelihoods._base import Expectation
 from conjugp.likelihoods._class_parts import Classes, Part, Terms, part, tangent
-from conjugp.likelihoods._lambda_integral import lambda_entropy
-from conjugp.likelihoods._log_sum import (
-    LogSum,
-    expected_log_sum,
-    log_expected_sum,
-    tangent_sums,
-)
-from conjugp.likelihoods._many_classes import predictive
-
-__all__ = ["Classes", "LogisticSoftmax", "Part"]
+from conjugp.likelihoods._log_sum import LogSum, expected_log_sum, log_expected_sum, tangent_sums
+from conjugp.likelihoods._softmaxes import SoftmaxLikelihood
 
 # γ is at most about 4|m|/v: finite wherever v is not zero. At v = 0 and m below −80 the site is
 # a limit no float holds, though its bound and gradient are fine; this keeps it a number there.
@@ -39,7 +31,7 @@ _MAX_LOG_GAMMA = 80.0
 
 
 @dataclass(frozen=True)
-class LogisticSoftmax(Likelihood):
+class LogisticSoftmax(SoftmaxLikelihood):
     """The logistic-softmax likelihood (M2).
 
     ``"exact"`` is E[log p] itself (B11); its bounds are, tightest first, ``"tight"`` (B8),
@@ -50,6 +42,7 @@ class LogisticSoftmax(Likelihood):
     bounds: ClassVar[tuple[str, ...]] = ("exact", "tight", "collapsed", "augmented")
     conjugate: ClassVar[tuple[str, ...]] = ("collapsed", "augmented")
     class_parts: ClassVar[bool] = True
+    softmax: ClassVar[bool] = False
 
     def expectation(self, y: Tensor, m: Tensor, v: Tensor, bound: str) -> Expectation:
         """E[log p] or one of the three bounds (B3, B7, B8, B11)."""
@@ -63,11 +56,6 @@ class LogisticSoftmax(Likelihood):
         """σ of the means are the shares."""
         return torch.logit(shares)
 
-    def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
-        """log p(y | f): y (B,), f (..., B, C) -> (..., B) (M2)."""
-        log_p = torch.log_softmax(logsigmoid(f), -1)
-        return log_p.gather(-1, y[:, None].expand(*f.shape[:-1], 1)).squeeze(-1)
-
     def slope(self, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
         """log p(y | f) and its derivative, σ(-f_c) (1[c = y] - p_c)."""
         log_p, index = torch.log_softmax(logsigmoid(f), -1), y.unsqueeze(-1)
@@ -75,10 +63,6 @@ class LogisticSoftmax(Likelihood):
         d = log_p.exp_().neg_()
         d.scatter_add_(-1, index, torch.ones_like(value).unsqueeze(-1))
         return value, d.mul_(torch.sigmoid(-f))
-
-    def prob(self, f: Tensor) -> Tensor:
-        """p(· | f): (..., B, C) -> (..., B, C) (M2)."""
-        return torch.softmax(logsigmoid(f), -1)
 
     def start_total(self, bound: str, mean: Tensor, variance: float = 0.0) -> float:
         """T at the prior N(mean, variance): what a row keeps at first (C3)."""
@@ -135,18 +119,6 @@ class LogisticSoftmax(Likelihood):
         """The bound from some of the classes; y are positions among them, no v is v = 0 (C2)."""
         # Without variances all bounds are log p.
         return part(y, self.terms(y, m, v, bound, batch), "tight" if v is None else bound, batch)
-
-    def integral(self, m: Tensor, v: Tensor) -> Tensor:
-        """E[p(· | f)] under N(m, v) by one-dimensional integrals: (B, C), float64 (P1, P8)."""
-        return predictive(m, v)
-
-    def rough_integral(self, m: Tensor, v: Tensor) -> Tensor:
-        """The same to four digits."""
-        return predictive(m, v, rough=True)
-
-    def expected_entropy(self, m: Tensor, v: Tensor) -> Tensor:
-        """E[H[p(· | f)]] under N(m, v) by one-dimensional integrals: (B,), float64 (U3)."""
-        return lambda_entropy(m, v)
 
 
 def _of_label(x: Tensor, y: Tensor) -> Tensor:
@@ -235,9 +207,4 @@ def _polya_gamma(y: Tensor, m: Tensor, s: Tilt, log_gamma: Tensor, bound: Tensor
     return Expectation(bound, dm, -0.5 * precision)
 
 
-_EXPECTATIONS = {
-    "exact": _exact,
-    "tight": _tight,
-    "collapsed": _collapsed,
-    "augmented": _augmented,
-}
+_EXPECTATIONS = {"exact": _exact, "tight": _tight, "collapsed": _collapsed, "augmented": _augmented}

@@ -18,15 +18,7 @@ import torch
 from torch import Tensor
 
 from conjugp._numerics.expectations import logistic_moments
-from conjugp.likelihoods._lambda_integral import (
-    EXACT,
-    ROUGH,
-    lambda_integral,
-    shifted,
-    softmax_integral,
-)
-
-__all__ = ["many_class_integral", "predictive"]
+from conjugp.likelihoods._lambda_integral import EXACT, ROUGH, lambda_integral, shifted
 
 MANY = 64  # from this many classes on, tables,
 MANY_SHARED = 8  # and from this many on where a row has one variance
@@ -63,17 +55,16 @@ def predictive(m: Tensor, v: Tensor, softmax: bool = False, rough: bool = False)
 
     A rough one has four digits, and makes no tables for single rows.
     """
-    exact = softmax_integral if softmax else lambda_integral
     C = m.shape[-1]
     if C < MANY_SHARED or (rough and C < MANY and v.stride(-1) != 0):
-        return exact(m, v, ROUGH if rough else EXACT)
+        return lambda_integral(m, v, softmax, ROUGH if rough else EXACT)
     # Row by row, so that a row's answer does not depend on the others.
     tables = _shared(_columns(v)) | (C >= MANY)
     if bool(tables.all()):
         return many_class_integral(m, v, softmax).p
     p = torch.empty_like(m, dtype=torch.float64)
     p[tables] = many_class_integral(m[tables], v[tables], softmax).p
-    p[~tables] = exact(m[~tables], v[~tables])
+    p[~tables] = lambda_integral(m[~tables], v[~tables], softmax)
     return p
 
 
@@ -101,8 +92,8 @@ def many_class_integral(m: Tensor, v: Tensor, softmax: bool = False) -> Probabil
     p /= mass[:, None]
     left |= ~(error <= 2.0 * ERROR)  # NaN too
     if bool(left.any()):
-        exact = softmax_integral if softmax else lambda_integral
-        p[left], error[left] = exact(m[left], v.expand_as(m)[left]), ERROR
+        p[left] = lambda_integral(m[left], v.expand_as(m)[left], softmax)
+        error[left] = ERROR
     return Probabilities(p, error)
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from conjugp._numerics.expectations import sobol_normals
 
-__all__ = ["Expectation", "average", "expectation", "expected_entropy", "integral"]
-
 _PAIRS = 32  # draws and their mirror images for the site of a row ...
 _BLOCKS = 16  # ... from so many different sets, in turn, so that rows do not share their errors
 _PREDICTION = 4096  # draws of a predictive integral
@@ -85,21 +83,28 @@ def average(
     prob: Callable[[Tensor], Tensor], m: Tensor, sd: Tensor, z: Tensor, elements: int = _ELEMENTS
 ) -> Tensor:
     """The mean of p(· | m + sd·z) over draws z (S, C) that all rows share: (B, C) (L3, P5)."""
+    p = _added(torch.zeros_like(m), lambda f: prob(f).sum(0), m, sd, z, elements)
+    return p / p.sum(-1, keepdim=True)
+
+
+def _added(
+    out: Tensor, of: Callable[[Tensor], Tensor], m: Tensor, sd: Tensor, z: Tensor, elements: int
+) -> Tensor:
+    """`out` and, row by row, of(m + sd·z), which sums over draws."""
     samples = max(1, min(len(z), elements // max(1, m.shape[-1])))
     rows = max(1, elements // (samples * m.shape[-1]))
-    p = torch.zeros_like(m)
-    for i in range(0, m.shape[0], rows):
+    for i in range(0, len(m), rows):
         part = slice(i, i + rows)
         for draws in z.split(samples):
-            p[part] += prob(torch.addcmul(m[part], sd[part], draws[:, None, :])).sum(0)
-    return p / p.sum(-1, keepdim=True)
+            out[part] += of(torch.addcmul(m[part], sd[part], draws[:, None, :]))
+    return out
 
 
 def integral(prob: Callable[[Tensor], Tensor], m: Tensor, v: Tensor) -> Tensor:
     """E[p(· | f)] under N(m, v) from quasi-random draws: (B, C), float64 (L3)."""
     with torch.no_grad():
         m, sd = m.detach().double(), v.detach().double().sqrt()
-        return average(prob, m, sd, _pairs(_PREDICTION // 2, m.shape[-1]).to(m.device))
+        return average(prob, m, sd, _pairs(_PREDICTION // 2, m))
 
 
 def expected_entropy(
@@ -107,20 +112,15 @@ def expected_entropy(
 ) -> Tensor:
     """E[H[p(· | f)]] under N(m, v) from quasi-random draws: (B, C) -> (B,), float64 (U2)."""
     with torch.no_grad():
-        m, sd = m.detach().double(), v.detach().double().sqrt()
-        z = _pairs(n_draws // 2, m.shape[-1]).to(m.device)
-        samples = max(1, min(len(z), _ELEMENTS // m.shape[-1]))
-        rows = max(1, _ELEMENTS // (samples * m.shape[-1]))
-        out = m.new_zeros(len(m))
-        for i in range(0, len(m), rows):
-            part = slice(i, i + rows)
-            for draws in z.split(samples):
-                p = prob(torch.addcmul(m[part], sd[part], draws[:, None, :]))
-                out[part] += torch.special.entr(p).sum((0, -1))
-        return out / len(z)
+        m, sd, z = m.detach().double(), v.detach().double().sqrt(), _pairs(n_draws // 2, m)
+
+        def entropies(f: Tensor) -> Tensor:
+            return torch.special.entr(prob(f)).sum((0, -1))
+
+        return _added(m.new_zeros(len(m)), entropies, m, sd, z, _ELEMENTS) / len(z)
 
 
-def _pairs(n: int, dim: int) -> Tensor:
-    """(2n, dim) standard normal draws: Sobol points and their mirror images."""
-    half = sobol_normals(n, dim, _SEED)
+def _pairs(n: int, like: Tensor) -> Tensor:
+    """(2n, C) standard normal draws: Sobol points and their mirror images."""
+    half = sobol_normals(n, like.shape[-1], _SEED).to(like.device)
     return torch.cat([half, -half])

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.special import log_ndtr, ndtr
 
-__all__ = ["Largest", "Orthant", "largest", "log_largest", "log_orthant"]
+from conjugp._numerics.expectations import gauss_hermite
+from conjugp.likelihoods._monte_carlo import Expectation
 
 _REACH = 6.5  # standard deviations of u on either side of the mode
 _NEWTON = 6
@@ -31,13 +30,6 @@ _EDGE = 8.0  # standard deviations beyond which a Gaussian has ended
 _STEP = 0.4  # of the narrowest standard deviation: the step of a grid for all classes
 _GRIDS = (64, 256, 1024)
 _LEAST = 1e-7  # of the largest standard deviation: narrower Gaussians count as points
-
-
-@lru_cache(maxsize=4)
-def _gauss_hermite(n: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights for expectations over N(0, 1)."""
-    z, weight = np.polynomial.hermite_e.hermegauss(n)
-    return torch.tensor(z), torch.tensor(weight / weight.sum())
 
 
 class Orthant(NamedTuple):
@@ -92,13 +84,9 @@ def _terms_in_logs(w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _integrate(
-    a: Tensor,
-    b: Tensor,
-    s: Tensor | None,
-    n: int,
-    terms: Callable[[Tensor], tuple[Tensor, Tensor]],
+    a: Tensor, b: Tensor, s: Tensor | None, n: int, terms: Callable[[Tensor], tuple[Tensor, Tensor]]
 ) -> Orthant:
-    z, weight = (x.to(a) for x in _gauss_hermite(1 if s is None else _NOISE))
+    z, weight = (x.to(a) for x in gauss_hermite(1 if s is None else _NOISE))
     # Noise first: (K, B, C), or (K, J, B, C) with nodes of u.
     x = a[None] if s is None else a + s * z[:, None, None]
     b2 = b * b
@@ -134,16 +122,8 @@ def _integrate(
     return Orthant(torch.logsumexp(log_f, 0), da, db, ds2)
 
 
-class Largest(NamedTuple):
-    """log P(f_y is the largest) and its derivatives, float64."""
-
-    value: Tensor  # (B,)
-    dm: Tensor  # (B, C)
-    dv: Tensor  # (B, C)
-
-
-def log_largest(y: Tensor, m: Tensor, v: Tensor) -> Largest:
-    """log P(f_y is the largest) for f ~ N(m, v), m and v (B, C) (L8)."""
+def log_largest(y: Tensor, m: Tensor, v: Tensor) -> Expectation:
+    """log P(f_y is the largest) for f ~ N(m, v), m and v (B, C), and its derivatives (L8)."""
     m, v = m.double(), _not_zero(v.double())
     column = y[:, None]
     v_y = v.gather(1, column)
@@ -157,7 +137,7 @@ def log_largest(y: Tensor, m: Tensor, v: Tensor) -> Largest:
     dv.scatter_(1, column, 0.0)
     e.b.scatter_(1, column, 0.0)
     dv.scatter_(1, column, 0.5 * (b * e.b).sum(1, keepdim=True) / v_y)
-    return Largest(e.value, dm, dv)
+    return Expectation(e.value, dm, dv)
 
 
 def largest(m: Tensor, v: Tensor) -> Tensor:

@@ -12,8 +12,6 @@ from torch import Tensor
 from conjugp.likelihoods._base import Expectation, Likelihood
 from conjugp.likelihoods._orthant import largest, log_largest
 
-__all__ = ["RobustMax"]
-
 
 @dataclass(frozen=True)
 class RobustMax(Likelihood):

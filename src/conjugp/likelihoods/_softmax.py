@@ -11,19 +11,16 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot
 
 from conjugp._numerics.expectations import expected_log_sigmoid, logistic_moments
-from conjugp.likelihoods._base import Expectation, Likelihood
-from conjugp.likelihoods._lambda_integral import softmax_entropy
+from conjugp.likelihoods._base import Expectation
 from conjugp.likelihoods._log_sum import expected_log_sum
-from conjugp.likelihoods._many_classes import predictive
-
-__all__ = ["Softmax"]
+from conjugp.likelihoods._softmaxes import SoftmaxLikelihood
 
 _NEWTON = 8
 _ABOVE, _BELOW = 8.0, 20.0  # e^f is σ(f) to 2e-9 up to so many deviations above the means
 
 
 @dataclass(frozen=True)
-class Softmax(Likelihood):
+class Softmax(SoftmaxLikelihood):
     """The softmax likelihood, also called multinomial logit.
 
     ``"exact"`` is E[log p] itself (L4); its bounds are, tightest first, ``"tight"`` (L6) and
@@ -36,27 +33,6 @@ class Softmax(Likelihood):
     def start_means(self, shares: Tensor) -> Tensor:
         """The softmax of the means are the shares."""
         return torch.log(shares) + math.log(len(shares))
-
-    def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
-        """log p(y | f): y (B,), f (..., B, C) -> (..., B)."""
-        log_p = torch.log_softmax(f, -1)
-        return log_p.gather(-1, y[:, None].expand(*f.shape[:-1], 1)).squeeze(-1)
-
-    def prob(self, f: Tensor) -> Tensor:
-        """p(· | f): (..., B, C) -> (..., B, C)."""
-        return torch.softmax(f, -1)
-
-    def integral(self, m: Tensor, v: Tensor) -> Tensor:
-        """E[p(· | f)] under N(m, v) by one-dimensional integrals: (B, C), float64 (L4)."""
-        return predictive(m, v, softmax=True)
-
-    def rough_integral(self, m: Tensor, v: Tensor) -> Tensor:
-        """The same to four digits."""
-        return predictive(m, v, softmax=True, rough=True)
-
-    def expected_entropy(self, m: Tensor, v: Tensor) -> Tensor:
-        """E[H[p(· | f)]] under N(m, v) by one-dimensional integrals: (B,), float64 (U3)."""
-        return softmax_entropy(m, v)
 
     def expectation(self, y: Tensor, m: Tensor, v: Tensor, bound: str) -> Expectation:
         """E[log p] or one of the two bounds."""

@@ -9,8 +9,6 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["plot_ranks", "plot_trace"]
-
 
 def plot_trace(clf: Any, *, n_traces: int = 6) -> Figure:
     """Draw what the chains of a fitted sampler did: each in its own colour, draw by draw.

@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from conjugp.metrics import ReliabilityCurve, Strategy, class_reliability_curves
-from conjugp.plotting._style import GREY, axes_for, class_colors, tidy
+from conjugp.metrics import ReliabilityCurve, Strategy, curves_of_classes, mean_gap
+from conjugp.plotting._style import GREY, Display, class_colors, diagonal, dots, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-__all__ = ["ClassCalibrationDisplay"]
 
 _FEW = 10  # points in a bin from which on a line goes through it
 
 
-class ClassCalibrationDisplay:
+class ClassCalibrationDisplay(Display):
     """Frequency against probability of each class; the worst calibrated in colour.
 
     Make one with :meth:`from_estimator` or :meth:`from_predictions`, which also draw it.
@@ -40,15 +37,10 @@ class ClassCalibrationDisplay:
         Where it was drawn.
     """
 
-    ax_: Axes
-    figure_: Figure
-
     def __init__(self, curves: Sequence[ReliabilityCurve], labels: ArrayLike) -> None:
         self.curves = list(curves)
         self.labels: NDArray[Any] = np.asarray(labels)
-        self.errors = np.array(
-            [np.average(np.abs(c.accuracy - c.confidence), weights=c.count) for c in self.curves]
-        )
+        self.errors = np.array([mean_gap(curve) for curve in self.curves])
 
     @classmethod
     def from_estimator(
@@ -83,14 +75,7 @@ class ClassCalibrationDisplay:
         max_classes, ax
             As in :meth:`plot`.
         """
-        curves = class_reliability_curves(
-            y_true,
-            proba,
-            n_bins=n_bins,
-            strategy=strategy,
-            labels=labels,
-            sample_weight=sample_weight,
-        )
+        curves = curves_of_classes(y_true, proba, n_bins, strategy, labels, sample_weight)
         names = sorted(set(np.asarray(y_true).tolist())) if labels is None else labels
         return cls(curves, names).plot(ax, max_classes=max_classes)
 
@@ -106,7 +91,7 @@ class ClassCalibrationDisplay:
         max_classes : int, default=6
             Classes in colour, the worst calibrated first; the others are grey.
         """
-        self.ax_, self.figure_ = ax, _ = axes_for(ax, (5.4, 5.2))
+        ax = self._axes(ax, (5.4, 5.2))
         worst = np.argsort(-self.errors, kind="stable")[:max_classes]
         colors = class_colors(len(self.curves))  # those that the classes have in other displays
         for c, curve in enumerate(self.curves):
@@ -115,22 +100,11 @@ class ClassCalibrationDisplay:
                 ax.plot(x, y, color=GREY, lw=0.8, alpha=0.6, zorder=2)
         for c in worst:
             curve, color = self.curves[c], colors[c]
-            share = curve.count / curve.count.sum()
             label = f"{self.labels[c]} (error {self.errors[c]:.3f})"
             x, y = _sure(curve)
             ax.plot(x, y, color=color, lw=1.4, alpha=0.8, zorder=3)
-            # Few points in a bin, a small marker: there the frequency is mostly noise.
-            ax.scatter(
-                curve.confidence,
-                curve.accuracy,
-                6 + 90 * np.sqrt(share),
-                color=color,
-                edgecolors="white",
-                lw=0.6,
-                label=label,
-                zorder=4,
-            )
-        ax.plot([0, 1], [0, 1], color="0.45", lw=1, ls=(0, (5, 4)), zorder=1)
+            dots(ax, curve, (6, 90), color, label)
+        diagonal(ax)
         ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
         ax.set(xlabel="probability of the class", ylabel="frequency of the class")
         ax.legend(frameon=False, loc="upper left")

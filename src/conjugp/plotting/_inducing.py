@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,19 +10,23 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from conjugp.kernels import Normalised
-from conjugp.plotting._style import axes_for, class_colors, feature_names, numbers, tidy
+from conjugp.plotting._style import (
+    Display,
+    class_colors,
+    feature_names,
+    feature_pair,
+    numbers,
+    tidy,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-__all__ = ["InducingDisplay"]
 
 _ROWS = 3000  # rows that are drawn, at most
 _MANY = 150  # inducing points that are drawn small
 
 
-class InducingDisplay:
+class InducingDisplay(Display):
     """Inducing points among rows, in two features or two principal components.
 
     Make one with :meth:`from_estimator`, which also draws it.
@@ -43,9 +48,6 @@ class InducingDisplay:
         Where it was drawn.
     """
 
-    ax_: Axes
-    figure_: Figure
-
     def __init__(
         self,
         points: ArrayLike,
@@ -65,7 +67,7 @@ class InducingDisplay:
         X: Any,
         y: ArrayLike | None = None,
         *,
-        features: tuple[int, int] | None = None,
+        features: Sequence[int | str] | None = None,
         ax: Axes | None = None,
     ) -> InducingDisplay:
         """Draw the inducing points of a fitted classifier.
@@ -78,9 +80,10 @@ class InducingDisplay:
             Rows to draw beside them.
         y : array-like of shape (n_samples,), default=None
             Their labels.
-        features : pair of int, default=None
-            Which features to draw. If None, both of two; otherwise the first two principal
-            components of standardised rows, or with the kernel ``Normalised`` of their directions.
+        features : pair of int or str, default=None
+            Which features to draw, by place or name. If None, both of two; otherwise the first two
+            principal components of standardised rows, or with the kernel ``Normalised`` of their
+            directions.
         ax
             As in :meth:`plot`.
         """
@@ -89,7 +92,7 @@ class InducingDisplay:
         if features is None and rows.shape[1] == 2:
             features = (0, 1)
         if features is not None:
-            i, j = features
+            i, j = feature_pair(features, names)
             pair = (names[i], names[j])
             return cls(Z[:, [i, j]], rows[:, [i, j]], y, names=pair).plot(ax)
         if rows.shape[1] < 2:
@@ -118,7 +121,7 @@ class InducingDisplay:
             Where to draw; a new figure if None. On the ``ax_`` of a map only the points are drawn.
         """
         given = ax is not None and bool(ax.images)
-        self.ax_, self.figure_ = ax, _ = axes_for(ax, (6.0, 5.2))
+        ax = self._axes(ax, (6.0, 5.2))
         if not given:
             self._draw_rows(ax)
             ax.set(xlabel=self.names[0], ylabel=self.names[1])

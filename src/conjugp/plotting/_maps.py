@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from conjugp.plotting._style import axes_for, class_colors, feature_names, numbers
+from conjugp.plotting._style import Display, class_colors, feature_names, feature_pair, numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-__all__ = ["PredictionMapDisplay"]
 
 MIXED = ("proba", "latent")
 UNCERTAINTIES = ("total", "aleatoric", "epistemic")
@@ -27,7 +25,7 @@ LABELS = {
 RGB = ("#ff0000", "#00ff00", "#0000ff")
 
 
-class PredictionMapDisplay:
+class PredictionMapDisplay(Display):
     """A map of probabilities, latent functions or uncertainty over two features.
 
     Make one with :meth:`from_estimator`, which also draws it.
@@ -50,9 +48,6 @@ class PredictionMapDisplay:
     ax_, figure_ : matplotlib Axes and Figure
         Where it was drawn.
     """
-
-    ax_: Axes
-    figure_: Figure
 
     def __init__(
         self,
@@ -77,7 +72,7 @@ class PredictionMapDisplay:
         y: ArrayLike | None = None,
         *,
         response: str = "proba",
-        features: tuple[int, int] = (0, 1),
+        features: Sequence[int | str] = (0, 1),
         grid_resolution: int = 150,
         margin: float = 0.2,
         colors: Any = None,
@@ -99,8 +94,8 @@ class PredictionMapDisplay:
             where these are even. ``"latent"`` lays them over each other on white, each as strong
             as σ of its latent mean: white where no class has evidence. The others are one number:
             latent variance, averaged over classes, and the parts of ``predict_uncertainty``.
-        features : pair of int, default=(0, 1)
-            Which two features.
+        features : pair of int or str, default=(0, 1)
+            Which two features, by place or name.
         grid_resolution : int, default=150
             Points in each direction.
         margin : float, default=0.2
@@ -111,9 +106,8 @@ class PredictionMapDisplay:
         if response not in RESPONSES:
             raise ValueError(f"response must be one of {RESPONSES}, got {response!r}")
         rows = numbers("X", X)
-        i, j = features
-        if rows.shape[1] < 2 or i == j or not 0 <= min(i, j) <= max(i, j) < rows.shape[1]:
-            raise ValueError(f"features must be two of {rows.shape[1]}, got {features!r}")
+        names = feature_names(estimator, X, rows.shape[1])
+        i, j = feature_pair(features, names)
         low, high = rows.min(axis=0), rows.max(axis=0)
         edge = margin * np.where(high > low, high - low, 1.0)
         first, second = (
@@ -126,7 +120,6 @@ class PredictionMapDisplay:
         frame = None if columns is None else type(X)(dict(zip(columns, grid.T, strict=True)))
         values = _values(estimator, grid if frame is None else frame, response)
         shape = (grid_resolution, grid_resolution)
-        names = feature_names(estimator, X, rows.shape[1])
         display = cls(
             first,
             second,
@@ -152,7 +145,7 @@ class PredictionMapDisplay:
             probabilities, or σ of their latent means, are the red, green and blue of a point. For
             a map of one number, the name of a colour map.
         """
-        self.ax_, self.figure_ = ax, figure = axes_for(ax, (6.2, 5.0))
+        ax = self._axes(ax, (6.2, 5.0))
         extent = (self.first[0], self.first[-1], self.second[0], self.second[-1])
         settings: dict[str, Any] = {"extent": extent, "origin": "lower", "aspect": "auto"}
         if self.response in MIXED:
@@ -160,7 +153,7 @@ class PredictionMapDisplay:
             self._legend(colors)
         else:
             image = ax.imshow(self.values, cmap=colors or "cividis", **settings)
-            figure.colorbar(image, ax=ax, label=LABELS.get(self.response, self.response))
+            self.figure_.colorbar(image, ax=ax, label=LABELS.get(self.response, self.response))
         ax.set(xlabel=self.names[0], ylabel=self.names[1])
         return self
 

@@ -9,16 +9,13 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from conjugp.kernels import Kernel
-from conjugp.plotting._style import COLORS, axes_for, feature_names, numbers, tidy
+from conjugp.plotting._style import COLORS, Display, feature_names, numbers, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-__all__ = ["RelevanceDisplay"]
 
 
-class RelevanceDisplay:
+class RelevanceDisplay(Display):
     """Relevance of features: the correlation lost when one of them alone changes.
 
     A lengthscale has the unit of its feature, and says nothing without the feature's spread. So
@@ -40,9 +37,6 @@ class RelevanceDisplay:
     ax_, figure_ : matplotlib Axes and Figure
         Where it was drawn.
     """
-
-    ax_: Axes
-    figure_: Figure
 
     def __init__(self, relevance: ArrayLike, names: ArrayLike) -> None:
         self.relevance: NDArray[np.float64] = np.atleast_2d(np.asarray(relevance, np.float64))
@@ -96,7 +90,7 @@ class RelevanceDisplay:
         """
         mean = self.relevance.mean(axis=0)
         top = np.argsort(-mean, kind="stable")[:max_features]
-        self.ax_, self.figure_ = ax, _ = axes_for(ax, (6.0, 1.1 + 0.28 * len(top)))
+        ax = self._axes(ax, (6.0, 1.1 + 0.28 * len(top)))
         place = np.arange(len(top))
         ax.barh(place, mean[top], 0.72, color=COLORS[0])
         if len(self.relevance) > 1:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 
-from conjugp.metrics import ReliabilityCurve, Strategy, reliability_curve
-from conjugp.plotting._style import axes_for
+from conjugp.metrics import ReliabilityCurve, Strategy, curve_of_prediction, mean_gap
+from conjugp.plotting._style import Display, diagonal, dots, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-__all__ = ["ReliabilityDisplay", "reliability_diagram"]
 
 HISTOGRAM = "confidence histogram"
 
 
-class ReliabilityDisplay:
+class ReliabilityDisplay(Display):
     """A reliability diagram, in the manner of scikit-learn's displays.
 
     Make one with :meth:`from_estimator` or :meth:`from_predictions`, which also draw it.
@@ -39,9 +35,7 @@ class ReliabilityDisplay:
         The figure they are in.
     """
 
-    ax_: Axes
     histogram_ax_: Axes
-    figure_: Figure
 
     def __init__(self, curve: ReliabilityCurve, *, name: str | None = None) -> None:
         self.curve = curve
@@ -50,39 +44,20 @@ class ReliabilityDisplay:
     @property
     def calibration_error(self) -> float:
         """The expected calibration error over the bins of the curve."""
-        gaps = np.abs(self.curve.accuracy - self.curve.confidence)
-        return float(np.average(gaps, weights=self.curve.count))
+        return mean_gap(self.curve)
 
     @classmethod
     def from_estimator(
-        cls,
-        estimator: Any,
-        X: Any,
-        y: ArrayLike,
-        *,
-        sample_weight: ArrayLike | None = None,
-        n_bins: int = 15,
-        strategy: Strategy = "uniform",
-        name: str | None = None,
-        ax: Axes | None = None,
-        color: Any = None,
+        cls, estimator: Any, X: Any, y: ArrayLike, *, name: str | None = None, **settings: Any
     ) -> ReliabilityDisplay:
         """Draw the diagram of a fitted classifier on the points X with labels y.
 
         Any scikit-learn classifier with ``predict_proba`` will do; the other parameters are those
         of :meth:`from_predictions`.
         """
-        return cls.from_predictions(
-            y,
-            estimator.predict_proba(X),
-            labels=estimator.classes_,
-            sample_weight=sample_weight,
-            n_bins=n_bins,
-            strategy=strategy,
-            name=type(estimator).__name__ if name is None else name,
-            ax=ax,
-            color=color,
-        )
+        name = type(estimator).__name__ if name is None else name
+        p = estimator.predict_proba(X)
+        return cls.from_predictions(y, p, labels=estimator.classes_, name=name, **settings)
 
     @classmethod
     def from_predictions(
@@ -109,14 +84,7 @@ class ReliabilityDisplay:
         ax, color
             As in :meth:`plot`.
         """
-        curve = reliability_curve(
-            y_true,
-            proba,
-            n_bins=n_bins,
-            strategy=strategy,
-            labels=labels,
-            sample_weight=sample_weight,
-        )
+        curve = curve_of_prediction(y_true, proba, n_bins, strategy, labels, sample_weight)
         return cls(curve, name=name).plot(ax, color=color)
 
     def plot(self, ax: Axes | None = None, *, color: Any = None) -> ReliabilityDisplay:
@@ -130,29 +98,17 @@ class ReliabilityDisplay:
         color : matplotlib color, default=None
             The next of the colour cycle if None.
         """
-        self.ax_, self.figure_ = ax, _ = axes_for(ax, (5.0, 5.6))
+        ax = self._axes(ax, (5.0, 5.6))
         self.histogram_ax_ = _histogram_below(ax)
 
         confidence, accuracy, count = self.curve
-        share = count / count.sum()
         error = f"ECE {self.calibration_error:.3f}"
         label = error if self.name is None else f"{self.name} ({error})"
         (line,) = ax.plot(confidence, accuracy, color=color, lw=1.2, alpha=0.6, zorder=3)
         color = line.get_color()
-        # Few points in a bin, a small marker: there the curve is mostly noise.
-        size = 10 + 130 * np.sqrt(share)
         ax.vlines(confidence, confidence, accuracy, color=color, lw=2, alpha=0.25, zorder=2)
-        ax.scatter(
-            confidence,
-            accuracy,
-            size,
-            label=label,
-            color=color,
-            edgecolors="white",
-            lw=0.8,
-            zorder=4,
-        )
-        self.histogram_ax_.vlines(confidence, 0, share, color=color, lw=5, alpha=0.7)
+        dots(ax, self.curve, (10, 130), color, label)
+        self.histogram_ax_.vlines(confidence, 0, count / count.sum(), color=color, lw=5, alpha=0.7)
         ax.legend(loc="best", frameon=False)
         return self
 
@@ -189,12 +145,10 @@ def _histogram_below(ax: Axes) -> Axes:
         ax.set_subplotspec(upper)
         below = ax.figure.add_subplot(lower, sharex=ax)
     below.set_label(HISTOGRAM)
-    ax.plot([0, 1], [0, 1], color="0.45", lw=1, ls=(0, (5, 4)), zorder=1)
+    diagonal(ax)
     ax.set(xlim=(0, 1.02), ylim=(0, 1.02), ylabel="accuracy")
     ax.tick_params(labelbottom=False)
     below.set(xlabel="confidence", ylabel="share", ylim=(0, 1))
-    for each in (ax, below):
-        each.grid(color="0.92", lw=0.8)
-        each.set_axisbelow(True)
-        each.spines[["top", "right"]].set_visible(False)
+    tidy(ax)
+    tidy(below)
     return below

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from conjugp.metrics import ReliabilityCurve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,14 +19,21 @@ COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8A
 GREY = "0.7"
 
 
-def axes_for(ax: Axes | None, size: tuple[float, float]) -> tuple[Axes, Figure]:
-    """The axes given, or those of a new figure; and their figure."""
-    if ax is None:
-        # Imported only where something is drawn, so that `import conjugp` stays quick.
-        from matplotlib import pyplot
+class Display:
+    """What is drawn somewhere."""
 
-        _, ax = pyplot.subplots(figsize=size, layout="constrained")
-    return ax, ax.get_figure(root=True)  # type: ignore[return-value]
+    ax_: Axes
+    figure_: Figure
+
+    def _axes(self, ax: Axes | None, size: tuple[float, float]) -> Axes:
+        """The axes given, or those of a new figure; from now on where it was drawn."""
+        if ax is None:
+            # Imported only where something is drawn, so that `import conjugp` stays quick.
+            from matplotlib import pyplot
+
+            _, ax = pyplot.subplots(figsize=size, layout="constrained")
+        self.ax_, self.figure_ = ax, ax.get_figure(root=True)  # type: ignore[assignment]
+        return ax
 
 
 def tidy(ax: Axes, grid: bool = True) -> None:
@@ -32,6 +42,18 @@ def tidy(ax: Axes, grid: bool = True) -> None:
     if grid:
         ax.grid(color="0.92", lw=0.8)
         ax.set_axisbelow(True)
+
+
+def diagonal(ax: Axes) -> None:
+    """The line on which probabilities mean what they say."""
+    ax.plot([0, 1], [0, 1], color="0.45", lw=1, ls=(0, (5, 4)), zorder=1)
+
+
+def dots(ax: Axes, curve: ReliabilityCurve, size: tuple[int, int], color: Any, label: str) -> None:
+    """A dot for every bin; small ones have few points, where a frequency is mostly noise."""
+    area = size[0] + size[1] * np.sqrt(curve.count / curve.count.sum())
+    look = {"color": color, "edgecolors": "white", "lw": 0.7, "zorder": 4}
+    ax.scatter(curve.confidence, curve.accuracy, area, label=label, **look)
 
 
 def class_colors(n: int) -> list[Any]:
@@ -49,6 +71,16 @@ def feature_names(estimator: Any, X: Any, n_features: int) -> NDArray[Any]:
     if found is not None and len(found) == n_features:
         return np.asarray([str(name) for name in found])
     return np.asarray([f"feature {i}" for i in range(n_features)])
+
+
+def feature_pair(features: Sequence[int | str], names: NDArray[Any]) -> tuple[int, int]:
+    """The places of two features, given by name or by place."""
+    known = {str(name): i for i, name in enumerate(names)}
+    places = [known.get(each, -1) if isinstance(each, str) else each for each in features]
+    if len(set(places)) != 2 or not all(0 <= place < len(names) for place in places):
+        shown = ", ".join(known) if len(known) <= 20 else f"{len(known)} features"
+        raise ValueError(f"features must be two of {shown}, by name or place; got {features!r}")
+    return places[0], places[1]
 
 
 def numbers(name: str, X: Any) -> NDArray[np.float64]:
