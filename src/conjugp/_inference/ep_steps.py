@@ -15,8 +15,7 @@ from conjugp._gp.features import Features
 from conjugp._gp.posterior import Posterior, moments, prior
 from conjugp._inference import ep, svi
 from conjugp._inference.batches import Batch
-from conjugp._inference.loop import Loop
-from conjugp._inference.moving import Moving
+from conjugp._inference.moving import Loop, Moving
 from conjugp._inference.settings import Result
 from conjugp._inference.steps import MinibatchStep, Sizes, bare, finite
 from conjugp._numerics.linalg import NotPositiveDefiniteError

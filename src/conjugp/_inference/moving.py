@@ -1,9 +1,9 @@
-"""The state of a fit and what moves its hyperparameters: one Adam, one way back after a failure."""
+"""What loops share: a state, and what moves its hyperparameters and takes them back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +13,10 @@ from conjugp._gp.features import Basis, Features, basis, features
 from conjugp._gp.posterior import Posterior
 from conjugp._gp.state import State
 from conjugp._inference.adam import Adam
-from conjugp._inference.settings import Settings
+from conjugp._inference.settings import Progress, Settings
 from conjugp._inference.svi import Gradients
+from conjugp._persistence.journal import Journal
+from conjugp._rows.dataset import Dataset
 
 _MAX_FAILURES = 8
 
@@ -178,3 +180,38 @@ class Moving:
         self.learning = self.learning and self._failures <= _MAX_FAILURES
         self._begin()
         self.adam.first, self.adam.second, self.adam.count = adam
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A fit that is under way."""
+
+    moving: Moving
+    data: Dataset
+    generator: torch.Generator
+    stage: str = "fit"
+    on_progress: Callable[[Progress], None] | None = None
+    journal: Journal = field(default_factory=Journal)
+
+    def report(self, epoch: float, n_epochs: float, value: float) -> None:
+        """Tell who listens about an epoch or a round."""
+        if self.on_progress is None:
+            return
+        cfg = self.moving.settings
+        # Fitted with less variance, what rises is another bound, less a constant (Q9).
+        measure = "ELBO" if cfg.kept == 1.0 else "relaxed ELBO"
+        measure = "log evidence" if cfg.inference == "ep" else measure
+        self.on_progress(Progress(self.stage, epoch, n_epochs, value, measure))
+
+    def keep(self, **own: Any) -> None:
+        """Write where the fit stands: what every loop has, and what this one has."""
+        generator = self.generator.get_state()
+        self.journal.keep({"moving": self.moving.checkpoint(), "generator": generator, **own})
+
+    def left_off(self) -> dict[str, Any] | None:
+        """Go back to where an earlier run stood, if there was one; what its loop has kept."""
+        loop = self.journal.left_off()
+        if loop is not None:
+            self.moving.restore(loop["moving"])
+            self.generator.set_state(loop["generator"])
+        return loop

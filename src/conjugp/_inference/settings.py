@@ -1,18 +1,31 @@
-"""What a variational fit is told, what it says on the way, and what it ends with."""
+"""What a loop is told, what it says on the way, and what it ends with."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 from conjugp._gp.state import State
 from conjugp._persistence.codec import in_checkpoints
 from conjugp.likelihoods._base import Likelihood
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What a variational fit is told; the state is elsewhere."""
+@dataclass(kw_only=True, eq=False, repr=False)
+class Knobs:
+    """The rarer settings that loops read; `FitOptions`, which has them too, says what they do."""
+
+    step_exponent: float = 0.6
+    min_step: float = 0.05
+    kernel_prior: float = 1.0
+    jitter: float | None = None
+    chunk_size: int = 4096
+    cache_mb: int | str = "auto"
+    local_steps: int = 1
+
+
+@dataclass(eq=False)
+class Settings(Knobs):
+    """What a loop is told; the state is elsewhere. Nobody changes it: others are made of it."""
 
     likelihood: Likelihood
     bound: str
@@ -27,16 +40,7 @@ class Settings:
     max_epochs: float = 100
     max_steps: int | None = None
     tol: float = 1e-3
-    step_exponent: float = 0.6
     first_step: int = 1  # the first natural-gradient step has size first_step ** -step_exponent
-    min_step: float = 0.05
-    chunk_size: int = 4096
-    # Strength of a Gaussian prior on log kernel parameters and prior means around their start, in
-    # nats.
-    kernel_prior: float = 0.0
-    jitter: float | None = None
-    # Minibatch steps that ranks take on their own rows between two sums over all.
-    local_steps: int = 1
     momentum: float = 0.9  # Adam's
     # What its rate is multiplied by, for kernels and for inducing points.
     kernel_rate: float = 1.0
@@ -45,6 +49,11 @@ class Settings:
     kept: float = 1.0  # the share of the variance given the inducing points that rows keep (Q9)
     inference: str = "vi"  # or "ep", which has no bound
     rough: bool = False  # whether five digits of E[log p] do for all of the fit
+
+
+def knobs_of(options: Knobs) -> dict[str, Any]:
+    """Those of the user's options, by name."""
+    return {knob.name: getattr(options, knob.name) for knob in fields(Knobs)}
 
 
 class Progress(NamedTuple):
