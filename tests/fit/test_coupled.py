@@ -22,7 +22,7 @@ from conjugp._estimators.progress import ProgressBar
 from conjugp._fit import coupled as coupled_module
 from conjugp._fit import kernel as kernel_module
 from conjugp._fit import learn as learn_module
-from conjugp._fit import weights as decoupled_module
+from conjugp._fit import mean as mean_module
 from conjugp._fit.calibrate import SCALES, unseen
 from conjugp._fit.learn import kernel_rate
 from conjugp._fit.plan import start_mean
@@ -435,7 +435,7 @@ def test_an_old_fit_survives_an_early_ctrl_c():
 
 def test_ctrl_c_between_mean_and_covariance(monkeypatch):
     """No report comes from there, but the mean is good."""
-    original, calls = decoupled_module.assemble, []
+    original, calls = mean_module.assemble, []
 
     def assemble(*args):
         calls.append(1)
@@ -443,7 +443,7 @@ def test_ctrl_c_between_mean_and_covariance(monkeypatch):
             raise KeyboardInterrupt
         return original(*args)
 
-    monkeypatch.setattr(decoupled_module, "assemble", assemble)
+    monkeypatch.setattr(mean_module, "assemble", assemble)
     clf = decoupled()
     with pytest.raises(KeyboardInterrupt):
         clf.fit(X, y)

@@ -152,7 +152,7 @@ def test_where_learning_fails_kernels_are_tried_all_the_same(monkeypatch):
     def fails(*_, **__):
         raise FloatingPointError
 
-    monkeypatch.setattr("conjugp._fit.kernel.train", fails)
+    monkeypatch.setattr("conjugp._fit.kernel.trained", fails)
     check(GPClassifier(random_state=0, max_epochs=3).fit(X, y), X, y)
 
 

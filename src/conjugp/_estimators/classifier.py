@@ -400,9 +400,10 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             def prepared(dtype: torch.dtype, journal: Journal | None = None) -> tuple[Run, Dataset]:
                 data = dataset(rows, scaling, len(classes), dtype, device)
                 if journal is None:
-                    journal = open_journal(
-                        self, checkpoint, rows, classes, data, warm, self._seed()
-                    )
+                    seed = group.same(self._seed())
+                    journal = Journal(seed)
+                    if checkpoint is not None:
+                        journal = open_journal(self, checkpoint, rows, classes, data, warm, seed)
                 plan = make_plan(self, data, scaling, likelihood, bound, options, journal.seed)
                 return Run(plan, bar, journal), data
 

@@ -30,21 +30,18 @@ _UNMARKED_OPTIONS |= {"distributed"}
 
 def open_journal(
     clf: Any,
-    path: str | os.PathLike[str] | None,
+    path: str | os.PathLike[str],
     rows: Rows | Store,
     classes: NDArray[Any],
     data: Dataset,
     warm: Fitted | None,
     seed: int,
 ) -> Journal:
-    """What keeps the state of a fit: empty, or as an earlier run of the same fit has left it.
+    """What keeps the state of a fit in a file, as an earlier run of the same fit has left it.
 
     Of several ranks the first reads and writes the file.
     """
     group = data.group
-    seed = group.same(seed)
-    if path is None:
-        return Journal(seed=seed)
     import conjugp
 
     options = clf.options or FitOptions()

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from conjugp._fit.learn import model_of
+from conjugp._fit.learn import model_of, trained
 from conjugp._fit.mean import fitted_mean, mean_settings
 from conjugp._fit.points import placed
 from conjugp._fit.run import PLAIN, Run
@@ -18,8 +18,7 @@ from conjugp._gp.covariance import NONE
 from conjugp._gp.posterior import prior
 from conjugp._gp.state import State
 from conjugp._gp.temperature import VARIANCE_SCALES, Calibration, fit_calibration
-from conjugp._inference.settings import Result, Settings
-from conjugp._inference.train import train
+from conjugp._inference.settings import Settings
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._rows.dataset import Data, Dataset
 from conjugp._rows.hold_out import folds
@@ -78,14 +77,10 @@ def from_folds(
         at, how = state, replace(settings, **rest, max_epochs=30, tol=0.1, rough=True)
 
     def predict(fold: Tensor) -> Moments:
-        def work() -> Result:
-            theta, Z, mean = (x.clone() for x in (at.theta, at.Z, at.mean))
-            q = prior(len(mean), len(Z), Z)
-            fresh = replace(at, theta=theta, Z=Z, mean=mean, q=q, step=0)
-            rest = data._replace(weight=data.weight * ~fold)
-            return train(fresh, rest, how, run.generator, journal=run.journal)
-
-        fitted = run.journal.stage("fold", work).state
+        theta, Z, mean = (x.clone() for x in (at.theta, at.Z, at.mean))
+        fresh = replace(at, theta=theta, Z=Z, mean=mean, q=prior(len(mean), len(Z), Z), step=0)
+        rest = data._replace(weight=data.weight * ~fold)
+        fitted = trained(run, fresh, rest, how, "fold").state
         return model_of(fitted, settings).latent(unseen(data, fold))
 
     return folded(data, predict, settings.likelihood, _scales(run, settings), run.plan.shares)

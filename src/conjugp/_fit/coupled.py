@@ -25,21 +25,16 @@ def coupled_fit(
     run: Run, data: Dataset, scaling: Scaling, warm: State | None
 ) -> tuple[Fitted, Scaling]:
     """By natural gradients and Adam, or by expectation propagation."""
-    p, size = run.plan, run.plan.settings.batch_size
-    full = size is None or size >= data.n
-    rows, held, everything = data, None, data
-    if p.temperature is None and not full:
+    p, rows, held, everything = run.plan, data, None, data
+    if p.temperature is None and not p.full_batch:
         rows, held, everything = data.hold_out(p.options.hold_out)
-    # A variance given asks for the usual start, as the paper has it, and for the usual Adam.
-    usual = full or bool(p.options.initial_variance)
-    state = started(run, rows, scaling, warm, full, usual)
+    state = started(run, rows, scaling, warm)
     # What is learned changes it in place.
     first = replace(state, theta=state.theta.clone(), Z=state.Z.clone(), mean=state.mean.clone())
-    kept = share_kept(p, usual, len(state.Z) / data.n)
-    settings = replace(p.settings, kept=kept)
-    how = first_settings(settings, state, full, usual)
+    settings = replace(p.settings, kept=share_kept(p, len(state.Z) / data.n))
+    how = first_settings(p, state, settings)
     result = learned(run, state, rows, how)
-    if full:
+    if p.full_batch:
         result = better_optimum(run, result, rows, how)
     result, how = with_its_likelihood(run, result, rows, how)
     settings = replace(settings, likelihood=how.likelihood)
@@ -51,7 +46,7 @@ def coupled_fit(
         calibration = from_folds(run, first, state, everything, settings, how)
     model = model_of(state, settings)
     # Expectation propagation reports an evidence that is no bound.
-    known = full and settings.inference != "ep" and kept == 1.0
+    known = p.full_batch and settings.inference != "ep" and settings.kept == 1.0
     return Fitted(
         model,
         data.group.same(calibration),
@@ -62,7 +57,7 @@ def coupled_fit(
         run.history,
         everything.total,
         result.class_gap,
-        kept,
+        settings.kept,
         saturated(model, everything),
         p.shares,
     ), scaling

@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from conjugp._fit.learn import trained
 from conjugp._fit.plan import Plan, mean_of
 from conjugp._fit.run import Run
 from conjugp._fit.search import best_kernel
@@ -25,8 +26,6 @@ from conjugp._fit.starts import (
     only_classes,
     origin_for,
 )
-from conjugp._inference.settings import Result
-from conjugp._inference.train import train
 from conjugp._inputs.scales import Scaling
 from conjugp._rows.dataset import Data, Dataset
 from conjugp.kernels import RBF, Kernel, Normalised
@@ -71,13 +70,8 @@ def learned_kernel(run: Run, rows: Data, everything: Dataset) -> Kernel:
         tol=0.0,
         learning_rate=0.5 * p.settings.learning_rate,
     )
-    how = {"on_progress": run.report, "stage": "kernel", "journal": run.journal}
-
-    def work() -> Result:
-        return train(state, few, settings, run.generator, **how)
-
     try:
-        found = run.journal.stage("kernel", work).state
+        found = trained(run, state, few, settings, "kernel", "kernel").state
     except FloatingPointError:
         return start.frozen()
     return supple(p, found.template.with_theta(found.theta[0]).frozen(), few.rows(0, 1000).X)

@@ -13,8 +13,8 @@ from conjugp._fit.run import Good, Run
 from conjugp._gp.model import Model, coupled
 from conjugp._gp.posterior import prior
 from conjugp._gp.state import State
-from conjugp._inference.settings import Result, Settings
-from conjugp._inference.train import Interrupted, train
+from conjugp._inference.settings import Interrupted, Result, Settings
+from conjugp._inference.train import train
 from conjugp._rows.dataset import Dataset
 from conjugp.likelihoods._base import Likelihood
 
@@ -29,10 +29,11 @@ def model_of(state: State, settings: Settings) -> Model:
     return coupled(state, settings.likelihood, settings.bound, settings.jitter)
 
 
-def first_settings(settings: Settings, state: State, full: bool, usual: bool) -> Settings:
+def first_settings(plan: Plan, state: State, settings: Settings) -> Settings:
     """How fast what moves: with minibatches kernels early and inducing points slowly."""
-    settings = replace(settings, learning_rate=(2 if full else 1) * settings.learning_rate)
-    if usual:
+    rate = (2 if plan.full_batch else 1) * settings.learning_rate
+    settings = replace(settings, learning_rate=rate)
+    if plan.usual:
         return settings
     rate = kernel_rate(state)
     return replace(settings, kernel_rate=rate, inducing_rate=0.5, momentum=0.8, settled=2)
@@ -49,7 +50,7 @@ def kernel_rate(state: State) -> float:
     return 1.0 if alike else min(2.0, math.sqrt(50 / n_features))
 
 
-def share_kept(plan: Plan, usual: bool, points: float) -> float:
+def share_kept(plan: Plan, points: float) -> float:
     """The share of the variance given the inducing points that rows are fitted with (Q9).
 
     Less than all of it makes better means and worse variances. Held-out rows mend these, but
@@ -59,11 +60,20 @@ def share_kept(plan: Plan, usual: bool, points: float) -> float:
     settings, given = plan.settings, plan.options.conditional_variance
     if given != "auto":
         return float(given)
-    if usual or settings.inference == "ep" or not settings.likelihood.smooth:
+    if plan.usual or settings.inference == "ep" or not settings.likelihood.smooth:
         return 1.0
     if plan.temperature is not None or not settings.learn_kernel:
         return 1.0
     return min(1.0, max(LEAST_KEPT, KEPT * points))
+
+
+def trained(
+    run: Run, state: State, data: Dataset, settings: Settings, name: str, stage: str = ""
+) -> Result:
+    """A loop, which the journal knows by name; it reports what it does as a stage, or nothing."""
+    report, journal = run.report if stage else None, run.journal
+    how = {"on_progress": report, "stage": stage, "journal": journal}
+    return journal.stage(name, lambda: train(state, data, settings, run.generator, **how))
 
 
 def learned(
@@ -75,14 +85,10 @@ def learned(
     def keep(state: State) -> None:
         run.good = lambda: Good(model_of(state, reported), state, settings.kept)
 
-    def work() -> Result:
-        how = {"on_progress": run.report, "stage": stage, "journal": run.journal}
-        return train(state, data, settings, run.generator, **how)
-
     try:
-        result = run.journal.stage("trained", work)
+        result = trained(run, state, data, settings, "trained", stage)
     except Interrupted as stop:
-        keep(stop.state)
+        keep(stop.found)
         raise
     keep(result.state)
     return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -16,8 +17,8 @@ from conjugp._fit.weights import KernelRows, assemble, fit_weights, kernel_rows,
 from conjugp._gp.model import Model
 from conjugp._gp.posterior import prior
 from conjugp._gp.state import State
-from conjugp._inference.mean import Interrupted, Mean
-from conjugp._inference.settings import Progress, Settings
+from conjugp._inference.mean import Mean
+from conjugp._inference.settings import Interrupted, Progress, Settings
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._rows.dataset import Dataset
 from conjugp.kernels import Kernel
@@ -68,12 +69,9 @@ def fitted_mean(
         n = 512 if p.options.n_covariance == "auto" else int(p.options.n_covariance)
         return assemble(kernel, rows.b, mean, data, p.family, n, s.likelihood, s.bound)
 
-    def keep(mean: Mean) -> None:
-        def good() -> Good:
-            found = model(mean)
-            return Good(found, without_posterior(found))
-
-        run.good = good
+    def good(mean: Mean) -> Good:
+        found = model(mean)
+        return Good(found, without_posterior(found))
 
     def work() -> Mean:
         how = (settings, run.generator, on_epoch, under, rows, run.journal)
@@ -82,9 +80,9 @@ def fitted_mean(
     try:
         mean = run.journal.stage("mean", work)
     except Interrupted as stop:
-        keep(stop.mean)
+        run.good = partial(good, stop.found)
         raise
-    keep(mean)
+    run.good = partial(good, mean)
     return MeanFit(model(mean), mean.values, mean.class_gap)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
@@ -142,6 +142,11 @@ class FitOptions(Knobs, BaseEstimator):
             number("options.jitter", self.jitter, 0, 0.01)
         if self.callback is not None and not callable(self.callback):
             raise ValueError(f"options.callback must be callable or None, got {self.callback!r}")
+
+
+def knobs_of(options: FitOptions) -> dict[str, Any]:
+    """Those that loops read, by name."""
+    return {knob.name: getattr(options, knob.name) for knob in fields(Knobs)}
 
 
 def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

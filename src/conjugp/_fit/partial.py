@@ -8,15 +8,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from conjugp._fit.options import FitOptions
+from conjugp._fit.options import FitOptions, knobs_of
 from conjugp._fit.run import PLAIN, Fitted
-from conjugp._fit.starts import median_distance
+from conjugp._fit.starts import filled
 from conjugp._gp import inducing
 from conjugp._gp.features import basis, features
 from conjugp._gp.model import coupled
 from conjugp._gp.posterior import Posterior, prior
 from conjugp._gp.state import State, initial_state
-from conjugp._inference.settings import Progress, Settings, knobs_of
+from conjugp._inference.settings import Progress, Settings
 from conjugp._inference.train import absorb
 from conjugp._rows.dataset import Data
 from conjugp.kernels import RBF, Kernel
@@ -126,9 +126,7 @@ class Stream:
         self.history.append(p._asdict())
 
     def _started(self, data: Data, mean: Tensor, variance: float | None) -> State:
-        d = median_distance(data.X)
-        scale = torch.full((data.X.shape[1],), d, dtype=torch.float64)
-        kernel = (self.kernel if self.kernel is not None else RBF()).filled(scale, variance or 10.0)
+        kernel = filled(self.kernel if self.kernel is not None else RBF(), data, variance or 10.0)
         n = min(self.limit, len(data.y))
         Z = inducing.choose("kmeans", data.X, data.weight, n, kernel, self.generator)
         return initial_state([kernel], Z, mean.clone())

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conjugp._fit.options import FitOptions
-from conjugp._inference.settings import Settings, knobs_of
+from conjugp._fit.options import FitOptions, knobs_of
+from conjugp._inference.settings import Settings
 from conjugp._inputs.scales import Scaling
 from conjugp._rows.dataset import Data, Dataset, class_shares
 from conjugp.kernels import RBF, Kernel
@@ -35,6 +35,7 @@ class Plan:
     family: str  # "coupled", or the covariance family of a decoupled fit
     kernel: Kernel | None  # the user's, in working units
     shared_kernel: bool
+    full_batch: bool  # whether a coupled fit looks at all rows in every step
     mean: Tensor  # (C,), where prior means start
     n_inducing: int
     inducing: str | Tensor
@@ -47,6 +48,14 @@ class Plan:
     def template(self) -> Kernel:
         """What kernels are made of."""
         return RBF() if self.kernel is None else self.kernel
+
+    @property
+    def usual(self) -> bool:
+        """Whether a coupled fit starts and moves as the paper has it: minibatches have their own.
+
+        A kernel variance that is given asks for that too.
+        """
+        return self.full_batch or bool(self.options.initial_variance)
 
 
 def make_plan(
@@ -114,13 +123,14 @@ def make_plan(
         "coupled" if coupled else ("shared" if auto else clf.covariance),
         None if clf.kernel is None else clf.kernel.to_units(1 / scaling.scale),
         clf.shared_kernel,
+        coupled and (batch is None or batch >= n),
         start_mean(clf.prior_mean, data, likelihood),
         min(int(M), n) if not isinstance(given, Tensor) else int(M),
         given,
         found,
         # A temperature that is given does what its definition says, whatever the classes are.
         class_shares(data) if found is None else None,
-        replace(options),
+        replace(options, callback=None),  # a copy that can travel
         seed,
     )
 

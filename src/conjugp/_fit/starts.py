@@ -32,11 +32,9 @@ FIRST_VARIANCE, FIRST_LENGTH = 3.0, 0.25
 KERNEL_CLASSES = 10  # classes of the fits that learn or choose a kernel
 
 
-def started(
-    run: Run, data: Dataset, scaling: Scaling, warm: State | None, full: bool, usual: bool
-) -> State:
+def started(run: Run, data: Dataset, scaling: Scaling, warm: State | None) -> State:
     """Where a coupled fit starts: an earlier fit's state, as far as it fits the plan, or afresh."""
-    p, like, kernel = run.plan, data.like, None
+    p, like, by_class = run.plan, data.like, not run.plan.usual
     if warm is not None and len(warm.theta) == (1 if p.shared_kernel else data.n_classes):
         if warm.q.h.shape[1] == len(warm.Z):
             theta, Z, mean = (t.to(like, copy=True) for t in (warm.theta, warm.Z, warm.mean))
@@ -44,9 +42,9 @@ def started(
             return State(warm.template, theta, Z, mean, q, warm.step)
         # The earlier fit was decoupled.
         kernel = warm.template.with_theta(warm.theta[0]).frozen()
-        return first_state(run, kernel, data, p.n_inducing, warm.mean.to(like), not usual)
-    kernel = first_kernel(p, data, scaling, full)
-    return first_state(run, kernel, data, p.n_inducing, p.mean, not usual)
+        return first_state(run, kernel, data, p.n_inducing, warm.mean.to(like), by_class)
+    kernel = first_kernel(p, data, scaling)
+    return first_state(run, kernel, data, p.n_inducing, p.mean, by_class)
 
 
 def first_state(
@@ -58,13 +56,13 @@ def first_state(
     return initial_state(kernels, Z, mean.clone())
 
 
-def first_kernel(plan: Plan, data: Dataset, scaling: Scaling, full: bool) -> Kernel:
+def first_kernel(plan: Plan, data: Dataset, scaling: Scaling) -> Kernel:
     """Where a coupled fit starts, of what the user left open."""
     variance, kernel = plan.options.initial_variance, plan.template
     if variance:
         return filled(kernel, data, variance)
     # A kernel that starts too short learns faster than one that starts too long.
-    if full:
+    if plan.full_batch:
         return filled(kernel, data, 10.0, 0.5)
     some = data.head(ROWS) if data.n_classes <= KERNEL_CLASSES else data.sample()
     few = only_classes(some, largest_classes(some, KERNEL_CLASSES))
@@ -104,10 +102,10 @@ def best_lengthscales(kernel: Kernel, data: Data, scale: Tensor, variance: float
     few, tried = data.rows(0, ROWS), list[tuple[Tensor, Kernel]]()
     for share in SHARES if few.n >= LEAST else SHARES[:1]:
         lengths = lengthscales(few.X, scale, share)
-        filled = kernel.filled(LENGTH * lengths, variance)
+        start = kernel.filled(LENGTH * lengths, variance)
         # What a kernel leaves open may hardly depend on the units.
-        if not any(torch.allclose(filled.theta, k.theta, atol=0.1) for _, k in tried):
-            tried.append((lengths, filled))
+        if not any(torch.allclose(start.theta, k.theta, atol=0.1) for _, k in tried):
+            tried.append((lengths, start))
     if len(tried) == 1:
         return tried[0][0]
     return max(tried, key=lambda candidate: evidence(candidate[1], few))[0]

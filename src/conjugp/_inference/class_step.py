@@ -11,8 +11,8 @@ from conjugp._gp.features import basis, features, own_features
 from conjugp._gp.posterior import Moments, Posterior, class_kl, marginals, moments
 from conjugp._inference import classes, svi
 from conjugp._inference.batches import Batch
-from conjugp._inference.moving import Moving
-from conjugp._inference.steps import MinibatchStep, Sizes, bare, finite
+from conjugp._inference.moving import Moving, bare, finite
+from conjugp._inference.steps import MinibatchStep, Sizes
 from conjugp._rows.dataset import Dataset
 from conjugp.likelihoods._logistic_softmax import LogisticSoftmax
 

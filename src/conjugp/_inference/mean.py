@@ -18,7 +18,7 @@ from torch import Tensor
 
 from conjugp._inference.adam import Adam, RowAdam
 from conjugp._inference.classes import AVERAGE, Multipliers, draw_classes
-from conjugp._inference.settings import Settings
+from conjugp._inference.settings import Interrupted, Settings
 from conjugp._persistence.codec import in_checkpoints
 from conjugp._persistence.journal import Journal
 from conjugp._rows.dataset import Dataset
@@ -38,14 +38,6 @@ class Mean(NamedTuple):
     mean: Tensor  # (C,)
     class_gap: float = 0.0  # what sampling classes cost at the end, in nats per row (C3)
     values: tuple[float, ...] = ()  # the objective of every epoch
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, with the mean as it stood."""
-
-    def __init__(self, mean: Mean) -> None:
-        super().__init__()
-        self.mean = mean
 
 
 class MeanData(NamedTuple):

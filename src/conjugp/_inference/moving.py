@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -10,13 +11,15 @@ import torch
 from torch import Tensor
 
 from conjugp._gp.features import Basis, Features, basis, features
-from conjugp._gp.posterior import Posterior
+from conjugp._gp.posterior import Moments, Posterior
 from conjugp._gp.state import State
+from conjugp._inference import svi
 from conjugp._inference.adam import Adam
 from conjugp._inference.settings import Progress, Settings
-from conjugp._inference.svi import Gradients
+from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._persistence.journal import Journal
-from conjugp._rows.dataset import Dataset
+from conjugp._rows.dataset import Data, Dataset
+from conjugp._rows.group import Group
 
 _MAX_FAILURES = 8
 
@@ -83,7 +86,7 @@ class Moving:
             b = basis(s.kernels, s.Z, cfg.jitter, cfg.kept)
             return b, features(b, X)
 
-    def collect(self, f: Features, grads: Gradients, scale: float) -> None:
+    def collect(self, f: Features, grads: svi.Gradients, scale: float) -> None:
         """Add a batch's share of the gradients to the leaves, through the graph of its features."""
         # Adam minimises, and per unit of weight the steps do not depend on N.
         c, mean = -scale / self.total, self.leaves.mean
@@ -180,6 +183,74 @@ class Moving:
         self.learning = self.learning and self._failures <= _MAX_FAILURES
         self._begin()
         self.adam.first, self.adam.second, self.adam.count = adam
+
+
+OF_A_RANK = "the rows of a rank left the range of floating-point numbers"
+
+
+def evaluated(
+    moving: Moving,
+    part: Data,
+    q: Moments,
+    scale: float,
+    gradients: bool,
+    rough: bool | None = None,
+    batch: bool = True,
+) -> svi.Statistics:
+    """Statistics of some rows; adds their share of the gradients to the leaves.
+
+    `rough`: whether five digits of E[log p] do; the settings say so where it is None. `batch`:
+    whether the step to come is one that nobody takes back (S2).
+    """
+    if not part.n:
+        return nothing(moving.state.q)
+    cfg, mean = moving.settings, moving.state.mean.detach()
+    rough = cfg.rough if rough is None else rough
+    _, f = moving.features(part.X, gradients)
+    args = q, cfg.likelihood, cfg.bound, bare(f), part.y, mean, part.weight, gradients
+    stats, grads = svi.evaluate(*args, rough=rough, batch=batch)
+    if grads is not None:
+        moving.collect(f, grads, scale)
+    return stats
+
+
+def over_ranks(
+    moving: Moving, group: Group, work: Callable[[], svi.Statistics], gradients: bool
+) -> svi.Statistics:
+    """The statistics, and gradients in the leaves, of the rows of all ranks, from those here.
+
+    What fails on one rank fails on all, so that they stay together.
+    """
+    if group.size == 1:
+        return work()
+    q = moving.state.q
+    failed = q.h.new_zeros(1)
+    try:
+        stats = work()
+    except (NotPositiveDefiniteError, FloatingPointError):
+        stats = nothing(q)
+        failed += 1
+    stats = svi.pooled(stats, [*moving.gradients(gradients), failed], group)
+    if failed:
+        raise FloatingPointError(OF_A_RANK)
+    return stats
+
+
+def nothing(q: Posterior) -> svi.Statistics:
+    """The statistics of no rows."""
+    return svi.Statistics(torch.zeros_like(q.h), torch.zeros_like(q.P), q.h.new_zeros(()))
+
+
+def bare(f: Features) -> Features:
+    """Features without their graph."""
+    return Features(f.A.detach(), f.residual.detach())
+
+
+def finite(value: float | Tensor, what: str = "the ELBO") -> float:
+    """The number, if it is one."""
+    if not math.isfinite(value):
+        raise FloatingPointError(f"{what} is not finite")
+    return float(value)
 
 
 @dataclass(frozen=True)

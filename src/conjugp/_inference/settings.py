@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from conjugp._gp.state import State
@@ -51,11 +51,6 @@ class Settings(Knobs):
     rough: bool = False  # whether five digits of E[log p] do for all of the fit
 
 
-def knobs_of(options: Knobs) -> dict[str, Any]:
-    """Those of the user's options, by name."""
-    return {knob.name: getattr(options, knob.name) for knob in fields(Knobs)}
-
-
 class Progress(NamedTuple):
     """What a fit reports after every epoch or round."""
 
@@ -78,3 +73,11 @@ class Result:
     history: list[float] = field(default_factory=list)
     # What subsampling classes costs at the end, in nats of ELBO per row (C3).
     class_gap: float = 0.0
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, with what a loop has found so far."""
+
+    def __init__(self, found: Any) -> None:
+        super().__init__()
+        self.found = found

@@ -15,20 +15,10 @@ from conjugp._inference.class_step import SampledClassesStep
 from conjugp._inference.fused import ClosedFormStep, applies
 from conjugp._inference.moving import Loop, Moving
 from conjugp._inference.rounds import RoundsOfSteps
-from conjugp._inference.settings import Progress, Result, Settings
+from conjugp._inference.settings import Interrupted, Progress, Result, Settings
 from conjugp._inference.steps import LocalSteps, MinibatchStep, ReadableStep
 from conjugp._persistence.journal import Journal
 from conjugp._rows.dataset import Data, Dataset
-
-__all__ = ["Interrupted", "absorb", "train"]
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, with the state as it stood."""
-
-    def __init__(self, state: State) -> None:
-        super().__init__()
-        self.state = state
 
 
 def train(
