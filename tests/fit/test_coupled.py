@@ -595,7 +595,7 @@ def test_rows_held_out_are_taken_in_by_one_step(changes, monkeypatch):
     f = features(basis(state.kernels, state.Z, kept=kept), held.X)
     m, v, _ = marginals(moments(state.q), f)
     m = m + state.mean
-    site = clamp(like.site(held.y, m, v, settings.bound), m)
+    site = clamp(like.site(held.y, m, v, settings.bound), m, batch=True)
     scale = total / float(held.weight.sum())
     for c in range(3):
         F = f.A[c % len(f.A)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from scipy.spatial.distance import pdist
 from conjugp import FitOptions, GibbsGPClassifier, GPClassifier
 from conjugp._fit.calibrate import folded
 from conjugp._gp.temperature import Calibration, fit_calibration
+from conjugp._inference.settings import Settings
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._rows.hold_out import folds
 from conjugp.kernels import RBF, Linear, Matern52, Normalised
@@ -168,6 +171,7 @@ def test_draws_of_what_is_known_almost_exactly():
 
 def test_a_fold_that_fails_is_left_out():
     data = blobs(60, 3)
+    plan, settings = SimpleNamespace(family="coupled", shares=None), Settings(LIKELIHOOD, "tight")
     masks, seen = folds(data), []
 
     def predict(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -177,7 +181,7 @@ def test_a_fold_that_fails_is_left_out():
         m = data.X[rows] @ torch.ones(2, 3).double()
         return m * (torch.nan if len(seen) == 2 else 1.0), torch.ones_like(m)
 
-    found = folded(data, predict, LIKELIHOOD, (1.0,))
+    found = folded(plan, data, predict, settings)
     assert len(seen) == len(masks) == 5
     i = torch.cat([mask.nonzero()[:, 0] for mask in masks[2:]])
     m = data.X[i] @ torch.ones(2, 3).double()
@@ -187,7 +191,7 @@ def test_a_fold_that_fails_is_left_out():
     def fails(_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         raise NotPositiveDefiniteError
 
-    found = folded(data, fails, LIKELIHOOD, (1.0,))
+    found = folded(plan, data, fails, settings)
     assert found == Calibration(1.0, 1.0, np.inf)
 
 

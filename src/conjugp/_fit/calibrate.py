@@ -11,6 +11,7 @@ from torch import Tensor
 
 from conjugp._fit.learn import model_of, trained
 from conjugp._fit.mean import fitted_mean, mean_settings
+from conjugp._fit.plan import Plan
 from conjugp._fit.points import placed
 from conjugp._fit.run import PLAIN, Run
 from conjugp._fit.weights import kernel_rows, start_mean
@@ -23,7 +24,6 @@ from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._rows.dataset import Data, Dataset
 from conjugp._rows.hold_out import folds
 from conjugp.kernels import Kernel
-from conjugp.likelihoods._base import Likelihood
 
 SCALES = (0.1, 1.0)  # of coupled fits with less than all of the conditional variance
 SCALE_ROWS = 2048  # that choose how much of the variance counts in such fits
@@ -36,7 +36,7 @@ def variance_scales(family: str, kept: float = 1.0) -> tuple[float, ...]:
     """Shares of the latent variance that a calibration chooses from, by covariance family."""
     if family == NONE:
         return (0.0,)
-    if family != "full":
+    if family not in ("full", "coupled"):
         return VARIANCE_SCALES
     return (1.0,) if kept == 1.0 else SCALES
 
@@ -46,17 +46,13 @@ def from_held_out(run: Run, m: Tensor, v: Tensor, held: Data, settings: Settings
 
     A few rows choose that share: going through all of them for each takes as long as steps.
     """
-    like, shares, scales = settings.likelihood, run.plan.shares, _scales(run, settings)
+    like, shares = settings.likelihood, run.plan.shares
+    scales = variance_scales(run.plan.family, settings.kept)
     if scales == SCALES:
         few, n = held.rows(0, SCALE_ROWS), SCALE_ROWS
         found = fit_calibration(like, m[:n], v[:n], few.y, few.weight, scales, shares)
         scales = (found.variance_scale,)
     return fit_calibration(like, m, v, held.y, held.weight, scales, shares)
-
-
-def _scales(run: Run, settings: Settings) -> tuple[float, ...]:
-    family = run.plan.family
-    return variance_scales("full" if family == "coupled" else family, settings.kept)
 
 
 def from_folds(
@@ -83,7 +79,7 @@ def from_folds(
         fitted = trained(run, fresh, rest, how, "fold").state
         return model_of(fitted, settings).latent(unseen(data, fold))
 
-    return folded(data, predict, settings.likelihood, _scales(run, settings), run.plan.shares)
+    return folded(run.plan, data, predict, settings)
 
 
 def mean_from_folds(run: Run, kernel: Kernel, data: Dataset, origin: Tensor | None) -> Calibration:
@@ -99,19 +95,14 @@ def mean_from_folds(run: Run, kernel: Kernel, data: Dataset, origin: Tensor | No
     def work(fold: Tensor) -> Moments:
         return run.journal.stage("fold", lambda: predict(fold))
 
-    settings = run.plan.settings
-    return folded(data, work, settings.likelihood, _scales(run, settings), run.plan.shares)
+    return folded(run.plan, data, work, run.plan.settings)
 
 
 def folded(
-    data: Data,
-    predict: Callable[[Tensor], Moments],
-    likelihood: Likelihood,
-    scales: tuple[float, ...],
-    shares: Tensor | None = None,
+    plan: Plan, data: Data, predict: Callable[[Tensor], Moments], settings: Settings
 ) -> Calibration:
     """The calibration of every fold's latent moments, predicted without its rows."""
-    masks, found = list[Tensor](), list[Moments]()
+    masks, moments = list[Tensor](), list[Moments]()
     for mask in folds(data):
         try:
             m, v = predict(mask)
@@ -119,17 +110,18 @@ def folded(
             continue  # the others will do
         if bool(torch.isfinite(m).all() & torch.isfinite(v).all()):
             masks.append(mask)
-            found.append((m, v))
+            moments.append((m, v))
     if not masks:
         return PLAIN
-    m, v = (torch.cat(part) for part in zip(*found, strict=True))
+    m, v = (torch.cat(part) for part in zip(*moments, strict=True))
     i = torch.cat([mask.nonzero()[:, 0] for mask in masks])
     y, weight = data.y[i], data.weight[i]
-    calibration = fit_calibration(likelihood, m, v, y, weight, scales, shares)
+    scales = variance_scales(plan.family, settings.kept)
+    found = fit_calibration(settings.likelihood, m, v, y, weight, scales, plan.shares)
     # Without rows of some class nothing says that it can be excluded.
-    if calibration.temperature < 1.0 and len(torch.unique(y)) < len(torch.unique(data.y)):
-        return calibration._replace(temperature=1.0)
-    return calibration
+    if found.temperature < 1.0 and len(torch.unique(y)) < len(torch.unique(data.y)):
+        return found._replace(temperature=1.0)
+    return found
 
 
 def unseen(data: Data, fold: Tensor) -> Tensor:

@@ -65,8 +65,8 @@ class Judge:
     held: Data
     scaling: Scaling
 
-    def loss(self, kernel: Kernel, look: Look = PROPER) -> float:
-        """Of held-out rows under a mean fitted with that kernel."""
+    def look(self, kernel: Kernel, look: Look) -> float:
+        """The loss of held-out rows under a mean fitted with that kernel."""
         p, a, b = self.run.plan, self.train.rows(0, look.n), self.held.rows(0, look.n // 4)
         origin = origin_for(p, kernel, self.scaling, a.X)
         if origin is not None:
@@ -76,9 +76,13 @@ class Judge:
         args = kernel, a, b, mean_of(p, self.train), M, how, p.seed, journal
         return journal.stage("candidate", lambda: held_out_loss(*args))
 
+    def loss(self, kernel: Kernel) -> float:
+        """That of a proper look."""
+        return self.look(kernel, PROPER)
+
     def glance(self, kernel: Kernel) -> float:
         """The same from fewer epochs."""
-        return self.loss(kernel, GLANCE)
+        return self.look(kernel, GLANCE)
 
     def report(self, c: Candidate) -> None:
         """Tell who listens."""
@@ -160,7 +164,7 @@ def refined(judge: Judge, kernel: Kernel, n_features: int) -> Kernel:
 
     def look(factor: float) -> Candidate:
         scaled = rescaled(kernel, factor, n_features)
-        found = Candidate(scaled, judge.loss(scaled, LAST))
+        found = Candidate(scaled, judge.look(scaled, LAST))
         judge.report(found)
         return found
 
