@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import warnings
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
@@ -21,9 +22,8 @@ from data import load
 from record import add_output, context, keep, scores
 
 from conjugp import FitOptions, GPClassifier
-from conjugp._estimators import classifier
-from conjugp._fit import coupled, starts
-from conjugp._gp.state import State, initial_state
+from conjugp._fit import learn, starts
+from conjugp._gp.state import State
 from conjugp._inference.settings import Settings
 from conjugp.kernels import RBF, Kernel
 
@@ -38,7 +38,7 @@ class Variant:
 
     settings: dict[str, Any] = field(default_factory=dict)  # of the minibatch steps
     share: float | None = None  # of the user's units in those of the kernel; None: chosen
-    length: float = coupled.FIRST_LENGTH  # of the kernel at the start, in median distances
+    length: float = starts.FIRST_LENGTH  # of the kernel at the start, in median distances
     points: str = ""  # k-means of all rows, in the kernel's lengthscales or in "working" units
     batch: int = BATCH
     kept: float | str = "auto"  # of the variance that inducing points leave
@@ -69,38 +69,42 @@ VARIANTS = {
 }
 
 
-def fitter(variant: Variant) -> type[coupled.CoupledFit]:
-    """A fitter that does it."""
+def patches(variant: Variant) -> list[Any]:
+    """What does it."""
+    train, first_kernel, first_points = learn.train, starts.first_kernel, starts.first_points
 
-    class Varied(coupled.CoupledFit):
-        def _train(self, state: State, data: Any, settings: Settings, stage: str) -> Any:
-            given = variant.settings if stage == "fit" else {}
-            return super()._train(state, data, replace(settings, **given), stage)
+    def varied_train(state: State, data: Any, settings: Settings, *args: Any, **how: Any) -> Any:
+        given = variant.settings if how["stage"] == "fit" else {}
+        return train(state, data, replace(settings, **given), *args, **how)
 
-        def _first_kernel(self, data: Any, full: bool) -> Kernel:
-            if variant.share is None:
-                return super()._first_kernel(data, full)
-            scale, X = torch.as_tensor(self.scaling.scale), data.head(starts.ROWS).X
-            lengths = starts.lengthscales(X, scale, variant.share)
-            return RBF().filled(variant.length * lengths, coupled.FIRST_VARIANCE)
+    def varied_kernel(plan: Any, data: Any, scaling: Any) -> Kernel:
+        if variant.share is None:
+            return first_kernel(plan, data, scaling)
+        scale, X = torch.as_tensor(scaling.scale), data.head(starts.ROWS).X
+        lengths = starts.lengthscales(X, scale, variant.share)
+        return RBF().filled(variant.length * lengths, starts.FIRST_VARIANCE)
 
-        def _start(self, data: Any, kernel: Kernel, n: int, mean: Any, by_class: bool) -> State:
-            if not variant.points:
-                return super()._start(data, kernel, n, mean, by_class)
-            metric = kernel if variant.points == "kernel" else RBF(1.0, 1.0)
-            return initial_state([kernel], super()._start(data, metric, n, mean).Z, mean.clone())
+    def varied_points(run: Any, kernel: Kernel, data: Any, n: int, by_class: bool) -> Any:
+        if not variant.points:
+            return first_points(run, kernel, data, n, by_class)
+        metric = kernel if variant.points == "kernel" else RBF(1.0, 1.0)
+        return first_points(run, metric, data, n, False)
 
-    return Varied
+    return [
+        patch.object(learn, "train", varied_train),
+        patch.object(starts, "first_kernel", varied_kernel),
+        patch.object(starts, "first_points", varied_points),
+        patch.object(starts, "FIRST_LENGTH", variant.length),
+    ]
 
 
 def nll(name: str, variant: Variant, n_steps: int, device: str) -> float:
     """Test NLL of a fit of so many steps of 1,024 rows."""
-    split, kind = load(name), fitter(variant)
-    with (
-        warnings.catch_warnings(),
-        patch.object(classifier, "kind_of", lambda _: kind),
-        patch.object(coupled, "FIRST_LENGTH", variant.length),
-    ):
+    split = load(name)
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        for one in patches(variant):
+            stack.enter_context(one)
         warnings.simplefilter("ignore")  # fits cut short on purpose
         model = GPClassifier(
             n_inducing=200,
@@ -146,8 +150,8 @@ def main() -> None:
             "momentum": 0.8,
             "inducing_rate": 0.5,
             "settled": 2,
-            "conditional_variance": coupled.LEAST_KEPT,
-            "length": coupled.FIRST_LENGTH,
+            "conditional_variance": learn.LEAST_KEPT,
+            "length": starts.FIRST_LENGTH,
         }
         entry = {"device": device, "default": shared, "nll": found[name]}
         keep(args.output, name, {**context(), **entry})

@@ -89,9 +89,9 @@ def seconds_of_step(group: Any, steps: int = STEPS, **shape: int) -> dict[str, f
     from conjugp._gp.state import initial_state
     from conjugp._inference import svi
     from conjugp._inference.batches import Batch
-    from conjugp._inference.moving import Moving
+    from conjugp._inference.moving import Moving, evaluated
     from conjugp._inference.settings import Settings
-    from conjugp._inference.steps import ReadableStep, Sizes, evaluated
+    from conjugp._inference.steps import ReadableStep, Sizes
     from conjugp._rows.dataset import Data
     from conjugp._rows.group import ALONE
     from conjugp._rows.on_ranks import OnRanks
@@ -144,10 +144,11 @@ def seconds_of_step(group: Any, steps: int = STEPS, **shape: int) -> dict[str, f
 def _alone(moving: Any, part: Any) -> None:
     """The part of a step that does not depend on the number of rows."""
     from conjugp._gp.posterior import kl, moments
-    from conjugp._inference import steps, svi
+    from conjugp._inference import svi
+    from conjugp._inference.moving import evaluated
 
     q = moments(moving.state.q)
-    stats = steps.evaluated(moving, part, q, 1.0, True)
+    stats = evaluated(moving, part, q, 1.0, True)
     float(stats.bound - kl(q))
     svi.update(moving.state.q, stats, 1.0, 0.05)
 

@@ -56,15 +56,22 @@ def problem(kind: str, n: int, n_classes: int, seed: int = 0) -> tuple[NDArray, 
 
 def stepper(n_classes: int, class_batch: int | None) -> Callable[[], float]:
     """Gives the seconds of a step of the mean, kernel rows included, whenever it is called."""
-    from conjugp._fit.weights import MeanSettings, fit_weights, kernel_rows, start_mean
+    from conjugp._fit.weights import fit_weights, kernel_rows, start_mean
+    from conjugp._inference.settings import Settings
     from conjugp._rows.dataset import Data
     from conjugp.kernels import RBF
     from conjugp.likelihoods import LogisticSoftmax
 
     X, y = problem("nearest", STEPS * BATCH, n_classes)
     data = Data(torch.tensor(X), torch.tensor(y), torch.ones(len(y)), n_classes)
-    settings = MeanSettings(
-        LogisticSoftmax(), "tight", 1, BATCH, class_batch=class_batch, cache_bytes=0
+    settings = Settings(
+        LogisticSoftmax(),
+        "tight",
+        max_epochs=1,
+        batch_size=BATCH,
+        learning_rate=0.1,
+        class_batch=class_batch,
+        cache_mb=0,
     )
     kernel, Z = RBF(5.0, 30.0), data.X[:N_INDUCING]
     start = start_mean(len(Z), torch.full((n_classes,), -math.log(n_classes)))

@@ -22,17 +22,16 @@ from sklearn.exceptions import ConvergenceWarning
 import conjugp
 from conjugp import FitOptions, GPClassifier
 from conjugp._estimators.progress import ProgressBar
-from conjugp._fit import weights as decoupled_module
-from conjugp._fit.base import (
-    SCALES,
-    estimated_elbo,
-    largest_classes,
-    only_classes,
-    unseen,
-)
-from conjugp._fit.coupled import CoupledFit, kernel_rate
-from conjugp._fit.kernel_choice import KernelChoice, cache_bytes
+from conjugp._fit import coupled as coupled_module
+from conjugp._fit import kernel as kernel_module
+from conjugp._fit import learn as learn_module
+from conjugp._fit import mean as mean_module
+from conjugp._fit.calibrate import SCALES, unseen
+from conjugp._fit.learn import kernel_rate
 from conjugp._fit.plan import start_mean
+from conjugp._fit.run import estimated_elbo
+from conjugp._fit.starts import largest_classes, only_classes
+from conjugp._fit.weights import cache_bytes
 from conjugp._gp.features import basis, features
 from conjugp._gp.model import Model, coupled
 from conjugp._gp.posterior import Posterior, marginals, moments
@@ -141,7 +140,7 @@ def test_an_elbo_from_a_sample(monkeypatch):
     data = Data(torch.tensor(X), torch.tensor(y), torch.ones(60, dtype=torch.float64), 3)
     full = model.elbo(data)
     assert estimated_elbo(model, data) == pytest.approx(full, rel=1e-12)
-    monkeypatch.setattr("conjugp._fit.base.ELBO_ROWS", 30)
+    monkeypatch.setattr("conjugp._fit.run.ELBO_ROWS", 30)
     expected = 2 * (model.elbo(data.rows(0, 30)) + model.kl()) - model.kl()
     assert estimated_elbo(model, data) == pytest.approx(expected, rel=1e-12)
 
@@ -195,7 +194,7 @@ def test_the_better_of_two_optima(bound, monkeypatch):
         clf, loss = fit(100.0)
     assert loss < 0.25
     with monkeypatch.context() as patch, pytest.warns(UserWarning, match="says next to nothing"):
-        patch.setattr(CoupledFit, "_better_optimum", lambda self, result, *_: result)
+        patch.setattr(coupled_module, "better_optimum", lambda run, result, *_: result)
         corner, flat = fit(100.0)
     assert flat > 1.0 and clf.elbo_ > corner.elbo_ + 2.0
     # Where the corner is the higher one it stays, and says what it is.
@@ -439,7 +438,7 @@ def test_an_old_fit_survives_an_early_ctrl_c():
 
 def test_ctrl_c_between_mean_and_covariance(monkeypatch):
     """No report comes from there, but the mean is good."""
-    original, calls = decoupled_module.assemble, []
+    original, calls = mean_module.assemble, []
 
     def assemble(*args):
         calls.append(1)
@@ -447,7 +446,7 @@ def test_ctrl_c_between_mean_and_covariance(monkeypatch):
             raise KeyboardInterrupt
         return original(*args)
 
-    monkeypatch.setattr(decoupled_module, "assemble", assemble)
+    monkeypatch.setattr(mean_module, "assemble", assemble)
     clf = decoupled()
     with pytest.raises(KeyboardInterrupt):
         clf.fit(X, y)
@@ -606,34 +605,36 @@ def test_rows_held_out_are_taken_in_by_one_step(changes, monkeypatch):
     A, labels = toy(900, 3)
     weight = np.random.default_rng(0).uniform(0.5, 2.0, 900)
     seen = []
-    taken_in = CoupledFit._taken_in
+    taken_in = coupled_module.taken_in
 
-    def spy(self, state, held, total):
-        out = taken_in(self, state, held, total)
-        seen.append((self.plan, deepcopy(state), held, total, self.kept, deepcopy(out[0]), out[1]))
+    def spy(run, state, held, everything, settings):
+        out = taken_in(run, state, held, everything, settings)
+        before, after = deepcopy(state), deepcopy(out[0])
+        seen.append((run.plan, settings, before, held, everything.total, after, out[1]))
         return out
 
-    monkeypatch.setattr(CoupledFit, "_taken_in", spy)
+    monkeypatch.setattr(coupled_module, "taken_in", spy)
     clf = minibatch(temperature="auto", max_epochs=3, **changes).fit(A, labels, weight)
-    [(plan, state, held, total, kept, after, calibration)] = seen
+    [(plan, settings, state, held, total, after, calibration)] = seen
+    kept, like = settings.kept, settings.likelihood
     given = plan.options.conditional_variance
     assert kept == (0.05 if given == "auto" else given)
     assert 60 < held.n <= 90 and total == pytest.approx(weight.sum())
-    model = coupled(state, plan.likelihood, plan.bound)
+    model = coupled(state, like, settings.bound)
     m, v = model.latent(held.X)
     scales = (1.0,) if kept == 1.0 else SCALES
     shares = class_shares(Data(torch.tensor(A), torch.tensor(labels), torch.tensor(weight), 3))
-    found = fit_calibration(plan.likelihood, m, v, held.y, held.weight, scales, shares)
+    found = fit_calibration(like, m, v, held.y, held.weight, scales, shares)
     assert calibration.temperature == pytest.approx(found.temperature, rel=1e-4)
     assert calibration.variance_scale == found.variance_scale
     assert clf.temperature_ == calibration.temperature
     # Row by row and class by class (Q3, Q4, S2).
-    rho = held.n / (held.n + 0.5 * plan.batch_size * state.step**0.6)
+    rho = held.n / (held.n + 0.5 * settings.batch_size * state.step**0.6)
     assert 0.05 < rho < 0.5
     f = features(basis(state.kernels, state.Z, kept=kept), held.X)
     m, v, _ = marginals(moments(state.q), f)
     m = m + state.mean
-    site = clamp(plan.likelihood.site(held.y, m, v, plan.bound), m, batch=True)
+    site = clamp(like.site(held.y, m, v, settings.bound), m, batch=True)
     scale = total / float(held.weight.sum())
     for c in range(3):
         F = f.A[c % len(f.A)]
@@ -670,13 +671,13 @@ def test_rows_held_out_are_taken_in_by_one_step(changes, monkeypatch):
     ids=str,
 )
 def test_how_much_variance_rows_are_fitted_with(changes, kept, monkeypatch):
-    seen, train = [], CoupledFit._train
+    seen, train = [], learn_module.train
 
-    def spy(self, state, data, settings, stage):
+    def spy(state, data, settings, *args, **how):
         seen.append(settings.kept)
-        return train(self, state, data, settings, stage)
+        return train(state, data, settings, *args, **how)
 
-    monkeypatch.setattr(CoupledFit, "_train", spy)
+    monkeypatch.setattr(learn_module, "train", spy)
     A, labels = toy(400, 3)
     clf = minibatch(**{"temperature": "auto", "max_epochs": 2, **changes}).fit(A, labels)
     assert seen == pytest.approx([kept] * len(seen), rel=1e-12)
@@ -690,7 +691,7 @@ def test_how_much_variance_rows_are_fitted_with(changes, kept, monkeypatch):
 @quiet
 def test_sites_that_overflow_are_not_taken_in(monkeypatch):
     monkeypatch.setattr(
-        "conjugp._fit.coupled.svi.update", lambda q, *_: Posterior(q.h, q.P * np.inf)
+        "conjugp._fit.held_out.svi.update", lambda q, *_: Posterior(q.h, q.P * np.inf)
     )
     clf = minibatch(temperature="auto", max_epochs=3).fit(*toy(900, 3))
     assert np.isfinite(clf.predict_proba(X)).all()
@@ -719,14 +720,14 @@ def test_a_decoupled_full_batch_takes_enough_steps():
 )
 def test_a_variance_left_open_is_large_enough_for_the_mean(kernel, grown, monkeypatch):
     """What the small fit learned, all but the variance; that too where it was given."""
-    seen, supple = [], KernelChoice._supple
+    seen, supple = [], kernel_module.supple
 
-    def spy(self, learned, rows):
-        found = supple(self, learned, rows)
+    def spy(plan, learned, rows):
+        found = supple(plan, learned, rows)
         seen.append((learned, found, rows))
         return found
 
-    monkeypatch.setattr(KernelChoice, "_supple", spy)
+    monkeypatch.setattr(kernel_module, "supple", spy)
     A, labels = toy(350, 3)
     options = FitOptions(search=False, mean_variance=500.0)
     clf = GPClassifier(kernel=kernel, n_inducing=320, covariance="shared", options=options)

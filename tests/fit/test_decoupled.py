@@ -14,7 +14,6 @@ from torch.distributions import MultivariateNormal, kl_divergence
 import conjugp._fit.weights
 from conjugp._fit.weights import (
     KernelRows,
-    MeanSettings,
     assemble,
     fit_weights,
     latent_mean,
@@ -26,6 +25,7 @@ from conjugp._gp.model import Model, coupled
 from conjugp._gp.state import initial_state
 from conjugp._inference import captured
 from conjugp._inference.mean import Mean, MeanData, Step, fit_mean
+from conjugp._inference.settings import Settings
 from conjugp._rows.dataset import Data
 from conjugp.kernels import RBF, Matern32
 from problems import BOUNDS, LIKELIHOOD, blobs, generator, random_posterior
@@ -192,9 +192,9 @@ def objective(data: Data, A: Tensor, bound: str, v: Tensor | None, mean: Tensor 
     return loss
 
 
-def settings(**changes) -> MeanSettings:
-    usual = {"n_epochs": 500, "batch_size": N, "learning_rate": 0.1}
-    return MeanSettings(LIKELIHOOD, **{"bound": "tight", **usual, **changes})
+def settings(**changes) -> Settings:
+    usual = {"max_epochs": 500, "batch_size": N, "learning_rate": 0.1}
+    return Settings(LIKELIHOOD, **{"bound": "tight", **usual, **changes})
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_the_mean_is_at_its_optimum(data, bound, learn_mean):
     held = None if bound is None else model(data, "full", bound)
     start = start_mean(M, torch.tensor([0.3, -0.3, 0.0]).double())
     n_epochs = 1500 if learn_mean else 500  # the prior mean moves at a tenth of the rate
-    config = settings(bound=bound or "tight", learn_mean=learn_mean, n_epochs=n_epochs)
+    config = settings(bound=bound or "tight", learn_mean=learn_mean, max_epochs=n_epochs)
     b, found = fit_weights(KERNEL, Z, data, start, config, generator(), model=held)
     A = b.L_inv[0] @ KERNEL(Z, data.X)
     v = None if held is None else held.latent(data.X)[1]
@@ -230,7 +230,7 @@ def test_learning_the_prior_mean_pays(data, bound):
     held = None if bound is None else model(data, "full", bound)
     start, ends = start_mean(M, torch.tensor([0.3, -0.3, 0.0]).double()), []
     for learn in (False, True):
-        config = settings(bound=bound or "tight", learn_mean=learn, n_epochs=100)
+        config = settings(bound=bound or "tight", learn_mean=learn, max_epochs=100)
         seen: list[float] = []
         fit_weights(
             KERNEL, Z, data, start, config, generator(), lambda e, x, s=seen: s.append(x), held
@@ -243,7 +243,7 @@ def test_learning_the_prior_mean_pays(data, bound):
 def test_batches_of_any_size_find_the_same_optimum(data, batch_size):
     """A short last batch must not count for more than its rows."""
     Z, start = data.X[:M] + 0.05, start_mean(M, torch.zeros(C).double())
-    config = settings(n_epochs=1000, batch_size=batch_size, learn_mean=False)
+    config = settings(max_epochs=1000, batch_size=batch_size, learn_mean=False)
     b, found = fit_weights(KERNEL, Z, data, start, config, generator())
     loss = objective(data, b.L_inv[0] @ KERNEL(Z, data.X), "tight", None, start.mean)
     best = minimize(loss, np.zeros(M * C), jac=True, options={"gtol": 1e-7})
@@ -259,8 +259,8 @@ def test_rows_whitened_once_or_step_by_step(data):
         rows = KernelRows(b, data, 2**30, whitened)
         L_inv = None if whitened else b.L_inv[0]
         source = MeanData(rows, L_inv, data, None)
-        options = {"n_epochs": 20, "batch_size": 16, "learning_rate": 0.1, "learn_mean": True}
-        found.append(fit_mean(start, source, LIKELIHOOD, "tight", **options, generator=generator()))
+        config = settings(max_epochs=20, batch_size=16)
+        found.append(fit_mean(start, source, config, generator()))
     torch.testing.assert_close(found[0].w, found[1].w, rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(found[0].mean, found[1].mean, rtol=1e-7, atol=1e-9)
 
@@ -270,8 +270,8 @@ def test_the_cache_does_not_change_a_bit(data, batch_size):
     Z = data.X[:M] + 0.05
     start = start_mean(M, torch.zeros(C).double())
     found = []
-    for size in (0, 2**30):
-        config = settings(n_epochs=5, batch_size=batch_size, cache_bytes=size)
+    for size in (0, 1024):
+        config = settings(max_epochs=5, batch_size=batch_size, cache_mb=size)
         found.append(fit_weights(KERNEL, Z, data, start, config, generator())[1])
     assert torch.equal(found[0].w, found[1].w) and torch.equal(found[0].mean, found[1].mean)
 
@@ -292,7 +292,7 @@ def test_weights_are_copies_in_the_mean(data):
     start = start_mean(M, torch.zeros(C).double())
     found = [
         fit_weights(
-            KERNEL, data.X[:M], d, start, settings(n_epochs=50, batch_size=4096), generator()
+            KERNEL, data.X[:M], d, start, settings(max_epochs=50, batch_size=4096), generator()
         )[1]
         for d in (data._replace(weight=copies.double()), repeated)
     ]
@@ -301,7 +301,7 @@ def test_weights_are_copies_in_the_mean(data):
 
 def test_the_mean_of_the_model_is_the_mean_that_was_fitted(data):
     start = start_mean(M, torch.zeros(C).double())
-    b, mean = fit_weights(KERNEL, data.X[:M], data, start, settings(n_epochs=20), generator())
+    b, mean = fit_weights(KERNEL, data.X[:M], data, start, settings(max_epochs=20), generator())
     q = assemble(KERNEL, b, mean, data, "shared", M_V, LIKELIHOOD, "tight")
     expected = latent_mean(KERNEL, b, mean, data.X, chunk=7)
     torch.testing.assert_close(q.latent(data.X)[0], expected, rtol=1e-10, atol=1e-10)
@@ -309,7 +309,7 @@ def test_the_mean_of_the_model_is_the_mean_that_was_fitted(data):
 
 def test_progress_reports_the_objective(data):
     start, seen = start_mean(M, torch.zeros(C).double()), []
-    config = settings(n_epochs=30)
+    config = settings(max_epochs=30)
     fit_weights(KERNEL, data.X[:M], data, start, config, generator(), lambda e, x: seen.append(x))
     assert len(seen) == 30 and seen[-1] > seen[0]
 
@@ -325,7 +325,7 @@ def test_recorded_steps_are_the_steps(whitened, learn_mean):
     ends = []
     for recorded in (False, True):
         here = Mean(data.X.new_zeros(3, 20), data.X.new_full((3,), -0.7))
-        step = Step(here, source, LIKELIHOOD, "tight", learn_mean, 3 / 90, 1 / 90)
+        step = Step(here, source, settings(learn_mean=learn_mean), 3 / 90, 1 / 90)
         assert not captured.applies(step)
         take = captured.CapturedStep(step) if recorded else step
         values = [float(take(slice(i % 3 * 30, i % 3 * 30 + 30), 0.1, 1.0)) for i in range(9)]

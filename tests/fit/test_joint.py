@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from conjugp import FitOptions, GPClassifier
-from conjugp._fit.joint import Joint, JointSettings, learn_kernel
-from conjugp._fit.weights import MeanSettings, assemble
+from conjugp._fit.joint import Joint, learn_kernel
+from conjugp._fit.weights import assemble
 from conjugp._gp.covariance import from_precision, to_precision
 from conjugp._gp.features import basis
 from conjugp._gp.model import Model
 from conjugp._inference.mean import Mean
+from conjugp._inference.settings import Settings
 from conjugp._rows.dataset import Data
 from conjugp.kernels import RBF
 from problems import BOUNDS, LIKELIHOOD, blobs, generator
@@ -37,9 +38,9 @@ def model(data: Data, family: str, bound: str, kernel: RBF = KERNEL) -> Model:
     return assemble(kernel, b, mean, data, family, M_V, LIKELIHOOD, bound)
 
 
-def settings(bound: str, **changes) -> JointSettings:
-    mean = MeanSettings(LIKELIHOOD, bound, n_epochs=1, batch_size=N, learning_rate=0.02)
-    return JointSettings(replace(mean, **changes), n_steps=60, learning_rate=0.05)
+def settings(bound: str, **changes) -> Settings:
+    usual = {"batch_size": N, "learning_rate": 0.02, "max_steps": 60, "kernel_prior": 0.0}
+    return Settings(LIKELIHOOD, bound, **{**usual, **changes})
 
 
 def at(q: Model, theta: torch.Tensor, data: Data) -> float:
@@ -133,7 +134,7 @@ def test_precisions_and_covariances(data, family):
     ("bound", "family"), [*((bound, "shared") for bound in BOUNDS), ("tight", "diagonal")]
 )
 def test_learning_raises_the_elbo(bound, family, monkeypatch):
-    monkeypatch.setattr("conjugp._fit.decoupled.JOINT_STEPS", 100)
+    monkeypatch.setattr("conjugp._fit.mean.JOINT_STEPS", 100)
     X = np.random.default_rng(1).standard_normal((400, 3))
     y = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0)
 
@@ -164,8 +165,8 @@ def test_a_bad_step_is_taken_back(data, monkeypatch):
         return value
 
     monkeypatch.setattr(Joint, "step", sometimes)
-    learned = learn_kernel(q, data, settings("tight"), generator())
+    learned = learn_kernel(q, data, settings("tight"), 0.05, generator())
     assert torch.isfinite(learned.theta).all()
     monkeypatch.setattr(Joint, "step", lambda *_: (_ for _ in ()).throw(FloatingPointError("no")))
     with pytest.raises(FloatingPointError):
-        learn_kernel(q, data, settings("tight"), generator())
+        learn_kernel(q, data, settings("tight"), 0.05, generator())

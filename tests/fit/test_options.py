@@ -12,7 +12,6 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.utils.validation import check_is_fitted
 
 from conjugp import FitOptions, GPClassifier
-from conjugp._fit.base import Fitter
 from faces import decoupled, fitted_attributes, fixed, minibatch, toy
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -53,7 +52,8 @@ def test_every_setting_has_a_case():
     ("name", "value"), [(n, v) for n, values in OUT_OF_RANGE.items() for v in values]
 )
 def test_out_of_range(monkeypatch, name, value):
-    monkeypatch.setattr(Fitter, "run", lambda *a: pytest.fail("the fit began"))
+    work = "conjugp._estimators.classifier.fit"
+    monkeypatch.setattr(work, lambda *a: pytest.fail("the fit began"))
     clf = fixed(options=FitOptions(**{name: value}))
     with pytest.raises(ValueError, match=rf"options\.{name}\b"):
         clf.fit(X, y)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from conjugp._fit.search import TIE, Candidate, class_centres, held_out_loss, rescaled, search
-from conjugp._fit.weights import MeanSettings
+from conjugp._fit.points import class_centres
+from conjugp._fit.search import TIE, Candidate, held_out_loss, rescaled, search
 from conjugp._gp.inducing import by_class
+from conjugp._inference.settings import Settings
 from conjugp._rows.dataset import Data
 from conjugp.kernels import RBF, Normalised
 from problems import LIKELIHOOD, blobs, generator
@@ -106,7 +107,7 @@ class Overflowing(RBF):
 @pytest.mark.parametrize("kind", [Wrong, Overflowing])
 def test_a_kernel_that_fails_loses(kind):
     data = blobs(60, 3)
-    settings = MeanSettings(LIKELIHOOD, "tight", n_epochs=2, batch_size=20)
+    settings = Settings(LIKELIHOOD, "tight", max_epochs=2, batch_size=20, learning_rate=0.1)
 
     def loss(kernel: RBF) -> float:
         rows = data.rows(0, 40), data.rows(40, None)

@@ -10,9 +10,9 @@ import torch
 from scipy.spatial.distance import pdist
 
 from conjugp import FitOptions, GibbsGPClassifier, GPClassifier
-from conjugp._fit import kernel_choice as kernel_module
-from conjugp._fit.base import Fitter
+from conjugp._fit.calibrate import folded
 from conjugp._gp.temperature import Calibration, fit_calibration
+from conjugp._inference.settings import Settings
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._rows.hold_out import folds
 from conjugp.kernels import RBF, Linear, Matern52, Normalised
@@ -140,7 +140,7 @@ def test_what_is_no_kernel_is_refused(how, learn):
 
 def test_where_all_candidates_fail_a_plain_kernel_is_taken(monkeypatch):
     X, y = toy(400, gap=1.0)
-    monkeypatch.setattr(kernel_module, "held_out_loss", lambda *_: np.inf)
+    monkeypatch.setattr("conjugp._fit.search.held_out_loss", lambda *_: np.inf)
     clf = GPClassifier(random_state=0, max_epochs=3).fit(X, y)
     assert isinstance(clf.kernel_, RBF)
     assert clf.kernel_.variance == FitOptions().mean_variance
@@ -155,7 +155,7 @@ def test_where_learning_fails_kernels_are_tried_all_the_same(monkeypatch):
     def fails(*_, **__):
         raise FloatingPointError
 
-    monkeypatch.setattr(kernel_module, "train", fails)
+    monkeypatch.setattr("conjugp._fit.kernel.trained", fails)
     check(GPClassifier(random_state=0, max_epochs=3).fit(X, y), X, y)
 
 
@@ -171,7 +171,7 @@ def test_draws_of_what_is_known_almost_exactly():
 
 def test_a_fold_that_fails_is_left_out():
     data = blobs(60, 3)
-    fit = SimpleNamespace(plan=SimpleNamespace(likelihood=LIKELIHOOD), shares=None)
+    plan, settings = SimpleNamespace(family="coupled", shares=None), Settings(LIKELIHOOD, "tight")
     masks, seen = folds(data), []
 
     def predict(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -181,7 +181,7 @@ def test_a_fold_that_fails_is_left_out():
         m = data.X[rows] @ torch.ones(2, 3).double()
         return m * (torch.nan if len(seen) == 2 else 1.0), torch.ones_like(m)
 
-    found = Fitter._folded(fit, data, predict, (1.0,))  # type: ignore[arg-type]
+    found = folded(plan, data, predict, settings)
     assert len(seen) == len(masks) == 5
     i = torch.cat([mask.nonzero()[:, 0] for mask in masks[2:]])
     m = data.X[i] @ torch.ones(2, 3).double()
@@ -191,7 +191,7 @@ def test_a_fold_that_fails_is_left_out():
     def fails(_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         raise NotPositiveDefiniteError
 
-    found = Fitter._folded(fit, data, fails, (1.0,))  # type: ignore[arg-type]
+    found = folded(plan, data, fails, settings)
     assert found == Calibration(1.0, 1.0, np.inf)
 
 
@@ -201,7 +201,7 @@ def test_a_kernel_that_cannot_be_learned_jointly_stays(monkeypatch):
     def fails(*_):
         raise FloatingPointError
 
-    monkeypatch.setattr("conjugp._fit.decoupled.learn_kernel", fails)
+    monkeypatch.setattr("conjugp._fit.mean.learn_kernel", fails)
     options = FitOptions(mean_training="elbo", search=False)
     clf = decoupled(learn_hyperparameters=True, options=options).fit(X, y)
     np.testing.assert_allclose(clf.kernel_.theta, RBF([1.5, 1.5], 10.0).theta, rtol=1e-9)

@@ -24,8 +24,7 @@ from conjugp._gp.posterior import Posterior, marginals, moments
 from conjugp._gp.state import State, initial_state
 from conjugp._inference import ep, svi
 from conjugp._inference.ep_steps import AveragedStep, SiteSweep, settle
-from conjugp._inference.loop import Loop
-from conjugp._inference.moving import Moving
+from conjugp._inference.moving import Loop, Moving
 from conjugp._inference.settings import Progress, Result, Settings
 from conjugp._inference.train import absorb, train
 from conjugp._rows.dataset import Data

@@ -12,8 +12,7 @@ from conjugp._gp.state import initial_state
 from conjugp._inference import minibatch
 from conjugp._inference.batches import Batches
 from conjugp._inference.fused import ClosedForm, ClosedFormStep, applies
-from conjugp._inference.loop import Loop
-from conjugp._inference.moving import Learned, Leaves, Moving
+from conjugp._inference.moving import Learned, Leaves, Loop, Moving
 from conjugp._inference.rounds import Rounds, RoundsOfSteps
 from conjugp._inference.settings import Result, Settings
 from conjugp._inference.steps import MinibatchStep, ReadableStep, Sizes

@@ -13,6 +13,7 @@ import torch
 
 from conjugp import FitOptions, GPClassifier
 from conjugp import kernels as k
+from conjugp._fit.search import PROPER
 from conjugp._persistence import checkpoint, files
 from conjugp._persistence.checkpoint import FIT, Checkpoint
 from conjugp._persistence.files import FileFormatError
@@ -38,9 +39,9 @@ def path(tmp_path):
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr("conjugp._fit.kernel_choice.KERNEL_STEPS", 20)
-    monkeypatch.setattr("conjugp._fit.decoupled.JOINT_STEPS", 20)
-    monkeypatch.setattr("conjugp._fit.kernel_choice.SEARCH_EPOCHS", 2)
+    monkeypatch.setattr("conjugp._fit.kernel.KERNEL_STEPS", 20)
+    monkeypatch.setattr("conjugp._fit.mean.JOINT_STEPS", 20)
+    monkeypatch.setattr("conjugp._fit.search.PROPER", PROPER._replace(n_epochs=2))
 
 
 class Killed(BaseException):
@@ -152,8 +153,8 @@ def test_resumed_is_uninterrupted(name, path, kill):
 def test_a_complete_file_is_the_fitted_model(path, monkeypatch):
     first = minibatch(max_epochs=2).fit(X, Y, checkpoint=path)
     whole = path.read_bytes()
-    for kind in ("coupled.CoupledFit", "decoupled.DecoupledFit"):
-        monkeypatch.setattr(f"conjugp._fit.{kind}._run", lambda *a: pytest.fail("it began"))
+    for stages in ("coupled_fit", "decoupled_fit"):
+        monkeypatch.setattr(f"conjugp._fit.fit.{stages}", lambda *a: pytest.fail("it began"))
     again = minibatch(max_epochs=2).fit(X, Y, checkpoint=path)
     assert numbers(again) == numbers(first) and path.read_bytes() == whole
     assert again.history_ == first.history_  # the seconds too

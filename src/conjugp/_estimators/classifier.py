@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,11 +32,12 @@ from conjugp._estimators.progress import ProgressBar
 from conjugp._estimators.reading import MEMORY_BYTES, read
 from conjugp._estimators.resuming import open_journal
 from conjugp._estimators.rows import check_rows, check_training_data, check_weight
-from conjugp._fit.base import Fitted, Fitter, variance_scales
+from conjugp._fit.calibrate import variance_scales
+from conjugp._fit.fit import fit, salvage
 from conjugp._fit.options import FitOptions, whole
 from conjugp._fit.partial import Stream
 from conjugp._fit.plan import COUPLED_INDUCING, make_plan, start_mean
-from conjugp._fit.run import kind_of
+from conjugp._fit.run import Fitted, Run
 from conjugp._gp.covariance import NONE
 from conjugp._gp.model import Model
 from conjugp._gp.prediction import apply_temperature, predict_proba
@@ -47,7 +49,7 @@ from conjugp._numerics.threads import for_rows
 from conjugp._persistence.files import check_path
 from conjugp._persistence.journal import Journal
 from conjugp._rows.canonical import Rows
-from conjugp._rows.dataset import Data
+from conjugp._rows.dataset import Data, Dataset
 from conjugp._rows.group import ALONE, Group, current
 from conjugp._rows.on_disk import Store
 from conjugp._rows.sources import Batch, array_batches, batches
@@ -377,13 +379,12 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
 
         likelihood, bound, options = group.all(check)
         if stream and options.cache_mb == "auto":
-            kept = options.get_params(deep=False)
-            options = FitOptions(**{**kept, "cache_mb": _STREAM_CACHE_MB})
+            options = replace(options, cache_mb=_STREAM_CACHE_MB)
         if group.size > 1:
             check_parameters_agree(self, group, checkpoint is not None)
         stopped: KeyboardInterrupt | None = None
         bar = ProgressBar(options.callback, self.verbose if group.rank == 0 else 0)
-        with ExitStack() as salvage, unchanged_on_error(self), bar:
+        with ExitStack() as guard, unchanged_on_error(self), bar:
             rows, classes = load(bar)
             n = sum(group.gather(rows.n))
             device = check_device(self.device, n, group)
@@ -396,40 +397,39 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 warm = warm if same and rows.n_features == self._scaling.shift.size else None
             center = self.kernel is None or self.kernel.stationary
             scaling = self._scaling if warm else fit_scaling(rows, center, group)
-            kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
             start = warm.state if warm else None
 
-            def prepared(dtype: torch.dtype, journal: Journal | None = None) -> Fitter:
+            def prepared(dtype: torch.dtype, journal: Journal | None = None) -> tuple[Run, Dataset]:
                 data = dataset(rows, scaling, len(classes), dtype, device)
                 if journal is None:
-                    journal = open_journal(
-                        self, checkpoint, rows, classes, data, warm, self._seed()
-                    )
+                    seed = group.same(self._seed())
+                    journal = Journal(seed)
+                    if checkpoint is not None:
+                        journal = open_journal(self, checkpoint, rows, classes, data, warm, seed)
                 plan = make_plan(self, data, scaling, likelihood, bound, options, journal.seed)
-                mean = start_mean(self.prior_mean, data, likelihood)
-                return kind_of(plan)(plan, kernel, data, mean, scaling, bar, journal)
+                return Run(plan, bar, journal), data
 
-            fit = prepared(dtype)
+            run, data = prepared(dtype)
             try:
                 with for_rows(n):
                     try:
-                        fitted, scaling = fit.run(start)
+                        fitted, found = fit(run, data, scaling, start)
                     except (NotPositiveDefiniteError, FloatingPointError):
                         if dtype == torch.float64 or group.size > 1:
                             raise
                         # All over again with twice the digits. Killed, it would come to this again.
-                        fit = prepared(torch.float64, Journal(seed=fit.journal.seed))
-                        fitted, scaling = fit.run(start)
-                fit.journal.close()
+                        run, data = prepared(torch.float64, Journal(seed=run.journal.seed))
+                        fitted, found = fit(run, data, scaling, start)
+                run.journal.close()
             except KeyboardInterrupt as interrupt:
                 # Ranks that stop at different places cannot put a model together.
                 stopped = interrupt
-                salvage.enter_context(without_interrupts())
-                saved = fit.salvage() if group.size == 1 else None
+                guard.enter_context(without_interrupts())
+                saved = salvage(run, data, scaling) if group.size == 1 else None
                 if saved is None:
                     raise
-                fitted, scaling = saved, fit.scaling
-            self._keep(fitted, scaling, classes)
+                fitted, found = saved
+            self._keep(fitted, found, classes)
             self.__dict__.pop("_stream", None)
         if stopped is not None:
             if options.on_interrupt == "raise":

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from conjugp._fit.base import Fitted
 from conjugp._fit.options import FitOptions
+from conjugp._fit.run import Fitted
 from conjugp._persistence.checkpoint import FIT, Checkpoint
 from conjugp._persistence.codec import classes_of
 from conjugp._persistence.fingerprint import data_fingerprint, fingerprint
@@ -30,21 +30,18 @@ _UNMARKED_OPTIONS |= {"distributed"}
 
 def open_journal(
     clf: Any,
-    path: str | os.PathLike[str] | None,
+    path: str | os.PathLike[str],
     rows: Rows | Store,
     classes: NDArray[Any],
     data: Dataset,
     warm: Fitted | None,
     seed: int,
 ) -> Journal:
-    """What keeps the state of a fit: empty, or as an earlier run of the same fit has left it.
+    """What keeps the state of a fit in a file, as an earlier run of the same fit has left it.
 
     Of several ranks the first reads and writes the file.
     """
     group = data.group
-    seed = group.same(seed)
-    if path is None:
-        return Journal(seed=seed)
     import conjugp
 
     options = clf.options or FitOptions()

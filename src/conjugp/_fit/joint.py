@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from conjugp._fit.weights import MeanSettings
 from conjugp._gp.covariance import from_precision, kl, precision, quadratic, to_precision
 from conjugp._gp.features import basis
 from conjugp._gp.model import Model
 from conjugp._inference.adam import Adam
 from conjugp._inference.classes import near_classes
 from conjugp._inference.mean import ClassStep, Mean, MeanData, Slopes, Step
+from conjugp._inference.settings import Settings
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._rows.dataset import Dataset
 from conjugp.kernels import Kernel
@@ -29,38 +28,25 @@ _MAX_FAILURES = 8
 _COVARIANCE_STEP = 0.1  # the first natural-gradient step; it starts from its optimum
 
 
-@dataclass(frozen=True)
-class JointSettings:
-    """How kernel, mean and covariance are learned together."""
-
-    mean: MeanSettings
-    n_steps: int
-    learning_rate: float  # of the kernel
-    # Strength of a Gaussian prior on the log kernel parameters around their start, in nats.
-    kernel_prior: float = 0.0
-
-
 class Joint:
     """The decoupled posterior of a model with a kernel, and steps that raise its ELBO."""
 
     def __init__(
-        self, model: Model, data: Dataset, settings: JointSettings, generator: torch.Generator
+        self, model: Model, data: Dataset, settings: Settings, generator: torch.Generator
     ) -> None:
         self.data, self.settings, self.generator = data, settings, generator
         (self.template,), self.Z, self.S = model.kernels, model.Z, model.S
         self.theta = self.template.theta.to(self.Z).requires_grad_()
         self.start = self.theta.detach().clone()
         self.mean = Mean(model.w.clone(), model.mean.clone())
-        cfg, n = settings.mean, data.n
-        self.total, self.starts = data.total, torch.arange(0, n, cfg.batch_size)
+        cfg, n = settings, data.n
+        self.total, self.starts = data.total, torch.arange(0, n, cfg.batch_size or n)
         sampled = cfg.class_batch is not None and cfg.class_batch < data.n_classes
         some = data.sample() if sampled else None
         near = near_classes(self.kernel, some.X, some.y, data.n_classes) if some else None
         rows = MeanData(None, None, data, None, near)
         scale = len(self.starts) / self.total
-        whole = Step(
-            self.mean, rows, cfg.likelihood, cfg.bound, cfg.learn_mean, scale, 1 / self.total
-        )
+        whole = Step(self.mean, rows, cfg, scale, 1 / self.total)
         self._take = ClassStep(whole, cfg.class_batch or 0, generator) if sampled else whole
         self.P = to_precision(self.S)
         self._adam = Adam([self.theta.detach()], beta2=0.99)
@@ -75,7 +61,7 @@ class Joint:
 
         `left` falls from 1 to 0 as the fit comes to rest.
         """
-        rate = left * self.settings.mean.learning_rate
+        rate = left * self.settings.learning_rate
         X = self.data.rows(rows.start, rows.stop).X
         with torch.enable_grad():
             A, v = self._features(X)
@@ -93,7 +79,7 @@ class Joint:
     def _features(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """A (M, B) and the latent variances, (B, C) or (B, 1); differentiable (Q7)."""
         kernel = self.template.with_theta(self.theta)
-        A = basis([kernel], self.Z, self.settings.mean.jitter).L_inv[0] @ kernel(self.Z, X)
+        A = basis([kernel], self.Z, self.settings.jitter).L_inv[0] @ kernel(self.Z, X)
         A_v, prior = A[: self.S.R.shape[-1]], kernel.diag(X)
         residual = torch.maximum(prior - A_v.square().sum(0), 1e-6 * prior.detach())
         return A, (residual + quadratic(self.S, A_v.unsqueeze(0))).T
@@ -139,14 +125,18 @@ class Joint:
 def learn_kernel(
     model: Model,
     data: Dataset,
-    settings: JointSettings,
+    settings: Settings,
+    kernel_rate: float,
     generator: torch.Generator,
     on_round: Callable[[int, float], None] | None = None,
 ) -> Kernel:
-    """The kernel that the ELBO of a decoupled model likes best, from the model's own on."""
+    """The kernel that the ELBO of a decoupled model likes best, from the model's own on.
+
+    `kernel_rate` is Adam's for the kernel, which takes `max_steps`; the settings have the mean's.
+    """
     joint = Joint(model, data, settings, generator)
-    n, size, n_steps = data.n, settings.mean.batch_size, settings.n_steps
-    good, kernel_rate, failures = joint.theta.detach().clone(), settings.learning_rate, 0
+    n, size, n_steps = data.n, settings.batch_size or data.n, settings.max_steps or 0
+    good, failures = joint.theta.detach().clone(), 0
     recent: list[float] = []
     order: list[int] = []
     for t in range(n_steps):

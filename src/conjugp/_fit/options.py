@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
 from sklearn.base import BaseEstimator
 
+from conjugp._inference.settings import Knobs
 
-class FitOptions(BaseEstimator):
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class FitOptions(Knobs, BaseEstimator):
     """Settings of `GPClassifier` that few people need.
 
     It has ``get_params`` and ``set_params``, so a grid search reaches it: with
@@ -89,54 +93,21 @@ class FitOptions(BaseEstimator):
         all, for slow networks.
     """
 
-    def __init__(
-        self,
-        *,
-        prediction: str = "integral",
-        n_samples: int = 1024,
-        initial_variance: float | None = None,
-        conditional_variance: float | str = "auto",
-        mean_training: str = "map",
-        mean_variance: float = 30.0,
-        mean_learning_rate: float = 0.05,
-        n_covariance: int | str = "auto",
-        search: bool = True,
-        step_exponent: float = 0.6,
-        min_step: float = 0.05,
-        kernel_prior: float = 1.0,
-        hold_out: float = 0.1,
-        jitter: float | None = None,
-        chunk_size: int = 4096,
-        cache_mb: int | str = "auto",
-        spool: str | os.PathLike[str] | None = None,
-        callback: Callable[[Any], None] | None = None,
-        checkpoint_every: float = 10.0,
-        on_interrupt: str = "raise",
-        distributed: str | bool = "auto",
-        local_steps: int = 1,
-    ) -> None:
-        self.prediction = prediction
-        self.n_samples = n_samples
-        self.initial_variance = initial_variance
-        self.conditional_variance = conditional_variance
-        self.mean_training = mean_training
-        self.mean_variance = mean_variance
-        self.mean_learning_rate = mean_learning_rate
-        self.n_covariance = n_covariance
-        self.search = search
-        self.step_exponent = step_exponent
-        self.min_step = min_step
-        self.kernel_prior = kernel_prior
-        self.hold_out = hold_out
-        self.jitter = jitter
-        self.chunk_size = chunk_size
-        self.cache_mb = cache_mb
-        self.spool = spool
-        self.callback = callback
-        self.checkpoint_every = checkpoint_every
-        self.on_interrupt = on_interrupt
-        self.distributed = distributed
-        self.local_steps = local_steps
+    prediction: str = "integral"
+    n_samples: int = 1024
+    initial_variance: float | None = None
+    conditional_variance: float | str = "auto"
+    mean_training: str = "map"
+    mean_variance: float = 30.0
+    mean_learning_rate: float = 0.05
+    n_covariance: int | str = "auto"
+    search: bool = True
+    hold_out: float = 0.1
+    spool: str | os.PathLike[str] | None = None
+    callback: Callable[[Any], None] | None = None
+    checkpoint_every: float = 10.0
+    on_interrupt: str = "raise"
+    distributed: str | bool = "auto"
 
     def validate(self) -> None:
         """Raise ValueError for the first setting that is out of range, naming it."""
@@ -171,6 +142,11 @@ class FitOptions(BaseEstimator):
             number("options.jitter", self.jitter, 0, 0.01)
         if self.callback is not None and not callable(self.callback):
             raise ValueError(f"options.callback must be callable or None, got {self.callback!r}")
+
+
+def knobs_of(options: FitOptions) -> dict[str, Any]:
+    """Those that loops read, by name."""
+    return {knob.name: getattr(options, knob.name) for knob in fields(Knobs)}
 
 
 def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

@@ -8,15 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from conjugp._fit.base import Fitted
-from conjugp._fit.options import FitOptions
-from conjugp._fit.starts import median_distance
+from conjugp._fit.options import FitOptions, knobs_of
+from conjugp._fit.run import PLAIN, Fitted
+from conjugp._fit.starts import filled
 from conjugp._gp import inducing
 from conjugp._gp.features import basis, features
 from conjugp._gp.model import coupled
 from conjugp._gp.posterior import Posterior, prior
 from conjugp._gp.state import State, initial_state
-from conjugp._gp.temperature import Calibration
 from conjugp._inference.settings import Progress, Settings
 from conjugp._inference.train import absorb
 from conjugp._rows.dataset import Data
@@ -88,9 +87,9 @@ class Stream:
             learn_kernel,
             learn_mean,
             learning_rate=learning_rate,
-            jitter=options.jitter,
             kept=self.kept,
             inference=self.inference,
+            **{**knobs_of(options), "kernel_prior": 0.0},
         )
         size, elbo = batch_size or len(data.y), math.nan
         state, seen = self.state, self.seen
@@ -117,10 +116,9 @@ class Stream:
         if self.kept < 1.0:  # what was raised is another bound (Q9)
             kl = model.kl()
             elbo = (model.elbo(part) + kl) * (seen / part.total) - kl
-        plain = Calibration(1.0, 1.0, math.inf)
         history = list(self.history)
         return Fitted(
-            *(model, plain, elbo, self.epochs, True, self.state, history, self.seen),
+            *(model, PLAIN, elbo, self.epochs, True, self.state, history, self.seen),
             kept=self.kept,
         )
 
@@ -128,9 +126,7 @@ class Stream:
         self.history.append(p._asdict())
 
     def _started(self, data: Data, mean: Tensor, variance: float | None) -> State:
-        d = median_distance(data.X)
-        scale = torch.full((data.X.shape[1],), d, dtype=torch.float64)
-        kernel = (self.kernel if self.kernel is not None else RBF()).filled(scale, variance or 10.0)
+        kernel = filled(self.kernel if self.kernel is not None else RBF(), data, variance or 10.0)
         n = min(self.limit, len(data.y))
         Z = inducing.choose("kmeans", data.X, data.weight, n, kernel, self.generator)
         return initial_state([kernel], Z, mean.clone())

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from conjugp._fit.options import FitOptions
+from conjugp._fit.options import FitOptions, knobs_of
+from conjugp._inference.settings import Settings
 from conjugp._inputs.scales import Scaling
-from conjugp._rows.dataset import Dataset, class_shares
+from conjugp._rows.dataset import Data, Dataset, class_shares
+from conjugp.kernels import RBF, Kernel
 from conjugp.likelihoods import Likelihood, LogisticSoftmax
 from conjugp.likelihoods._base import MC
 
@@ -27,26 +29,33 @@ SHARES_ROWS = 300  # up to which learned prior means start at the classes' share
 
 @dataclass(frozen=True)
 class Plan:
-    """Every choice of a fit, "auto" already settled."""
+    """Every choice of a fit, "auto" already settled; no stage changes it."""
 
-    likelihood: Likelihood
-    bound: str
-    inference: str
+    settings: Settings  # of its loops, where a stage says nothing else
     family: str  # "coupled", or the covariance family of a decoupled fit
+    kernel: Kernel | None  # the user's, in working units
+    shared_kernel: bool
+    full_batch: bool  # whether a coupled fit looks at all rows in every step
+    mean: Tensor  # (C,), where prior means start
     n_inducing: int
     inducing: str | Tensor
-    learn_inducing: bool
-    learn_kernel: bool
-    learn_mean: bool
-    shared_kernel: bool
-    batch_size: int | None
-    class_batch: int | None
-    max_epochs: float
-    tol: float
-    learning_rate: float
     temperature: float | None  # None: to be found
+    shares: Tensor | None  # of the classes among the rows (C,), where that is so
     options: FitOptions
     seed: int
+
+    @property
+    def template(self) -> Kernel:
+        """What kernels are made of."""
+        return RBF() if self.kernel is None else self.kernel
+
+    @property
+    def usual(self) -> bool:
+        """Whether a coupled fit starts and moves as the paper has it: minibatches have their own.
+
+        A kernel variance that is given asks for that too.
+        """
+        return self.full_batch or bool(self.options.initial_variance)
 
 
 def make_plan(
@@ -93,25 +102,35 @@ def make_plan(
     learn_inducing = clf.learn_inducing
     if learn_inducing == "auto":
         learn_inducing = coupled and n > SMALL and int(M) < n and not isinstance(given, Tensor)
-    temperature = clf.temperature
-    return Plan(
+    temperature = 1.0 if clf.temperature is None else clf.temperature
+    found = None if temperature == "auto" else float(temperature)
+    settings = Settings(
         likelihood,
         bound,
-        clf.inference,
+        learn_kernel=clf.learn_hyperparameters,
+        learn_mean=isinstance(clf.prior_mean, str),
+        learn_inducing=bool(learn_inducing),
+        learning_rate=clf.learning_rate,
+        batch_size=batch,
+        class_batch=class_batch,
+        max_epochs=clf.max_epochs,
+        tol=clf.tol,
+        inference="ep" if clf.inference == "ep" else "vi",
+        **knobs_of(options),
+    )
+    return Plan(
+        settings,
         "coupled" if coupled else ("shared" if auto else clf.covariance),
+        None if clf.kernel is None else clf.kernel.to_units(1 / scaling.scale),
+        clf.shared_kernel,
+        coupled and (batch is None or batch >= n),
+        start_mean(clf.prior_mean, data, likelihood),
         min(int(M), n) if not isinstance(given, Tensor) else int(M),
         given,
-        bool(learn_inducing),
-        clf.learn_hyperparameters,
-        isinstance(clf.prior_mean, str),
-        clf.shared_kernel,
-        batch,  # type: ignore[arg-type]
-        class_batch,  # type: ignore[arg-type]
-        clf.max_epochs,
-        clf.tol,
-        clf.learning_rate,
-        1.0 if temperature is None else None if temperature == "auto" else float(temperature),
-        options,
+        found,
+        # A temperature that is given does what its definition says, whatever the classes are.
+        class_shares(data) if found is None else None,
+        replace(options, callback=None),  # a copy that can travel
         seed,
     )
 
@@ -156,3 +175,10 @@ def start_mean(prior_mean: Any, data: Dataset, likelihood: Likelihood | None = N
     if not np.isfinite(mean).all():
         raise ValueError("prior_mean contains NaN or infinity")
     return torch.tensor(mean).to(data.like)
+
+
+def mean_of(plan: Plan, data: Data) -> Tensor:
+    """The prior mean at the start of a fit to some of the classes."""
+    if data.n_classes == len(plan.mean):
+        return plan.mean
+    return start_mean("learn", data, plan.settings.likelihood)

@@ -9,20 +9,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from conjugp._fit.weights import MeanSettings, fit_weights, latent_mean, start_mean
-from conjugp._gp.inducing import by_class, metric
+from conjugp._fit.mean import mean_settings
+from conjugp._fit.plan import mean_of
+from conjugp._fit.points import class_centres
+from conjugp._fit.run import Run
+from conjugp._fit.starts import filled, largest_classes, only_classes, origin_for
+from conjugp._fit.weights import fit_weights, latent_mean, start_mean
 from conjugp._gp.temperature import fit_temperature
+from conjugp._inference.settings import Progress, Settings
+from conjugp._inputs.scales import Scaling
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._persistence.journal import Journal
-from conjugp._rows.dataset import Data
-from conjugp.kernels import Kernel, Normalised
+from conjugp._rows.dataset import Data, Dataset
+from conjugp.kernels import Kernel, Matern52, Normalised
 
+SEARCH_CLASSES = 250
+FACTORS = (0.12, 0.17, 0.25, 0.36, 0.5, 0.72, 1.0, 1.4, 2.0)
+FIRST_FACTORS = (3, 5)  # a third, and twice that: with many classes kernels are smooth
+ROUGH_FACTORS, REFINE_FACTOR = (1.0, 1.4), 1.4
 TIE = 0.005  # losses closer than this are alike
+
+
+class Look(NamedTuple):
+    """How closely a candidate is looked at: a fit of the mean to so many rows."""
+
+    n: int
+    n_inducing: int
+    batch_size: int
+    n_epochs: int
+
+
+GLANCE, PROPER = Look(8000, 800, 256, 4), Look(8000, 800, 256, 10)
+LAST = Look(24_000, 2400, 512, 10)  # at the lengthscale alone, with many more rows
 
 
 class Candidate(NamedTuple):
@@ -32,49 +56,61 @@ class Candidate(NamedTuple):
     loss: float
 
 
-def rescaled(kernel: Kernel, factor: float, n_features: int) -> Kernel:
-    """The kernel with all its lengthscales multiplied by `factor`."""
-    if isinstance(kernel, Normalised):
-        return replace(kernel, kernel=rescaled(kernel.kernel, factor, n_features))
-    return kernel.to_units(torch.full((n_features,), factor, dtype=torch.float64))
+@dataclass(frozen=True)
+class Judge:
+    """Held-out rows, and what they say of kernels."""
+
+    run: Run
+    train: Data
+    held: Data
+    scaling: Scaling
+
+    def look(self, kernel: Kernel, look: Look) -> float:
+        """The loss of held-out rows under a mean fitted with that kernel."""
+        p, a, b = self.run.plan, self.train.rows(0, look.n), self.held.rows(0, look.n // 4)
+        origin = origin_for(p, kernel, self.scaling, a.X)
+        if origin is not None:
+            a, b = a.shifted(origin), b.shifted(origin)
+        how = mean_settings(p, a.n, batch_size=look.batch_size, max_epochs=look.n_epochs)
+        M, journal = min(look.n_inducing, a.n // 2 + 1), self.run.journal
+        args = kernel, a, b, mean_of(p, self.train), M, how, p.seed, journal
+        return journal.stage("candidate", lambda: held_out_loss(*args))
+
+    def loss(self, kernel: Kernel) -> float:
+        """That of a proper look."""
+        return self.look(kernel, PROPER)
+
+    def glance(self, kernel: Kernel) -> float:
+        """The same from fewer epochs."""
+        return self.look(kernel, GLANCE)
+
+    def report(self, c: Candidate) -> None:
+        """Tell who listens."""
+        value = -c.loss * self.held.total
+        self.run.report(Progress("search", 0, 0, value, "held-out log-likelihood"))
 
 
-def held_out_loss(
-    kernel: Kernel,
+def best_kernel(
+    run: Run,
+    starts: list[tuple[str, Kernel]],
     train: Data,
     held: Data,
-    mean: torch.Tensor,
-    n_inducing: int,
-    settings: MeanSettings,
-    seed: int,
-    journal: Journal | None = None,
-) -> float:
-    """NLL of held-out points per unit of weight, after the best temperature.
-
-    Infinite for a kernel whose numbers leave their range: it loses.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    Z = class_centres(kernel, train, n_inducing, generator)
-    start = start_mean(len(Z), mean)
-    try:
-        b, fitted = fit_weights(kernel, Z, train, start, settings, generator, journal=journal)
-    except NotPositiveDefiniteError:
-        return math.inf
-    p = settings.likelihood.prob(latent_mean(kernel, b, fitted, held.X))
-    if not bool(torch.isfinite(p).all()):
-        return math.inf
-    return fit_temperature(p, held.y, held.weight)[1] / held.total
-
-
-def class_centres(kernel: Kernel, data: Data, n: int, generator: torch.Generator) -> torch.Tensor:
-    """About `n` k-means centres of the classes' rows, in the kernel's own metric."""
-    if not isinstance(kernel, Normalised):
-        return by_class(data, n, generator, metric(kernel, data.like))
-    like = data.like
-    Z = by_class(data, n, generator, metric(kernel.kernel, like), kernel.directions)
-    if kernel.units is None:
-        return Z
-    return Z / torch.tensor(kernel.units, dtype=like.dtype, device=like.device)
+    everything: Dataset,
+    scaling: Scaling,
+) -> Kernel:
+    """The kernel that predicts held-out rows best."""
+    p, D, kept = run.plan, train.X.shape[1], largest_classes(train, SEARCH_CLASSES)
+    judge = Judge(run, only_classes(train, kept), only_classes(held, kept), scaling)
+    loss, report = judge.loss, judge.report
+    best = search(starts, FACTORS, FIRST_FACTORS, loss, D, report, judge.glance)
+    if not math.isfinite(best.loss):
+        return filled(p.template, everything, p.options.mean_variance)
+    if p.kernel is None:
+        other = search([("rough", rough(best.kernel))], ROUGH_FACTORS, (0,), loss, D, report)
+        best = min(best, other, key=lambda c: c.loss)
+    if judge.train.n < LAST.n or judge.held.n < PROPER.n // 4:
+        return best.kernel
+    return refined(judge, best.kernel, D)
 
 
 def search(
@@ -121,3 +157,65 @@ def search(
     most = (1 + TIE) * tried[at_best].loss
     ties = [i for (other, i), c in tried.items() if other == at_best[0] and c.loss <= most]
     return tried[at_best[0], min(ties, key=lambda i: factors[i])]
+
+
+def refined(judge: Judge, kernel: Kernel, n_features: int) -> Kernel:
+    """The kernel, or the same a little longer or shorter: what many more rows say."""
+
+    def look(factor: float) -> Candidate:
+        scaled = rescaled(kernel, factor, n_features)
+        found = Candidate(scaled, judge.look(scaled, LAST))
+        judge.report(found)
+        return found
+
+    best = look(1.0)
+    for step in (REFINE_FACTOR, 1 / REFINE_FACTOR):
+        factor, other = step, look(step)
+        if other.loss >= best.loss:
+            continue
+        while other.loss < best.loss:
+            best, factor = other, factor * step
+            other = look(factor)
+        break
+    return best.kernel
+
+
+def held_out_loss(
+    kernel: Kernel,
+    train: Data,
+    held: Data,
+    mean: Tensor,
+    n_inducing: int,
+    settings: Settings,
+    seed: int,
+    journal: Journal | None = None,
+) -> float:
+    """NLL of held-out points per unit of weight, after the best temperature.
+
+    Infinite for a kernel whose numbers leave their range: it loses.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    Z = class_centres(kernel, train, n_inducing, generator)
+    start = start_mean(len(Z), mean)
+    try:
+        b, fitted = fit_weights(kernel, Z, train, start, settings, generator, journal=journal)
+    except NotPositiveDefiniteError:
+        return math.inf
+    p = settings.likelihood.prob(latent_mean(kernel, b, fitted, held.X))
+    if not bool(torch.isfinite(p).all()):
+        return math.inf
+    return fit_temperature(p, held.y, held.weight)[1] / held.total
+
+
+def rescaled(kernel: Kernel, factor: float, n_features: int) -> Kernel:
+    """The kernel with all its lengthscales multiplied by `factor`."""
+    if isinstance(kernel, Normalised):
+        return replace(kernel, kernel=rescaled(kernel.kernel, factor, n_features))
+    return kernel.to_units(torch.full((n_features,), factor, dtype=torch.float64))
+
+
+def rough(kernel: Kernel) -> Kernel:
+    """A Matérn 5/2 kernel with the parameters of an RBF, on the same inputs."""
+    if isinstance(kernel, Normalised):
+        return replace(kernel, kernel=rough(kernel.kernel))
+    return Matern52(kernel.lengthscale, kernel.variance)  # type: ignore[attr-defined]

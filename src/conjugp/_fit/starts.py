@@ -1,4 +1,4 @@
-"""Where a kernel starts: how long, and which features count for how much."""
+"""Where a fit starts: how long its kernel is, which features count for how much, and its state."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import math
 import torch
 from torch import Tensor
 
+from conjugp._fit.plan import Plan
+from conjugp._fit.points import first_points
+from conjugp._fit.run import Run
 from conjugp._gp.features import basis, features
-from conjugp._gp.posterior import kl, moments, prior
+from conjugp._gp.posterior import Posterior, kl, moments, prior
+from conjugp._gp.state import State, initial_state
 from conjugp._inference import svi
+from conjugp._inputs.scales import Scaling
 from conjugp._numerics.linalg import NotPositiveDefiniteError
-from conjugp._rows.dataset import Data
-from conjugp.kernels import Kernel
+from conjugp._rows.dataset import Data, Dataset
+from conjugp.kernels import Kernel, Normalised
 from conjugp.likelihoods import LogisticSoftmax
 
 # 0: all features count alike; 1: as much as they vary in the user's units; and between the two.
@@ -21,6 +26,55 @@ SHARES = (0.0, 0.5, 1.0)
 # The small fits that choose: rows, inducing points among them, sweeps, and of the median distance.
 ROWS, POINTS, SWEEPS, LENGTH = 350, 50, 3, 0.7
 LEAST = 200  # rows, with fewer all features count alike
+
+# Of the kernel with which minibatches start: its variance, and its length in median distances.
+FIRST_VARIANCE, FIRST_LENGTH = 3.0, 0.25
+KERNEL_CLASSES = 10  # classes of the fits that learn or choose a kernel
+
+
+def started(run: Run, data: Dataset, scaling: Scaling, warm: State | None) -> State:
+    """Where a coupled fit starts: an earlier fit's state, as far as it fits the plan, or afresh."""
+    p, like, by_class = run.plan, data.like, not run.plan.usual
+    if warm is not None and len(warm.theta) == (1 if p.shared_kernel else data.n_classes):
+        if warm.q.h.shape[1] == len(warm.Z):
+            theta, Z, mean = (t.to(like, copy=True) for t in (warm.theta, warm.Z, warm.mean))
+            q = Posterior(warm.q.h.to(like), warm.q.P.to(like))
+            return State(warm.template, theta, Z, mean, q, warm.step)
+        # The earlier fit was decoupled.
+        kernel = warm.template.with_theta(warm.theta[0]).frozen()
+        return first_state(run, kernel, data, p.n_inducing, warm.mean.to(like), by_class)
+    kernel = first_kernel(p, data, scaling)
+    return first_state(run, kernel, data, p.n_inducing, p.mean, by_class)
+
+
+def first_state(
+    run: Run, kernel: Kernel, data: Dataset, n_inducing: int, mean: Tensor, by_class: bool = False
+) -> State:
+    """The prior on so many inducing points."""
+    Z = first_points(run, kernel, data, n_inducing, by_class)
+    kernels = [kernel] * (1 if run.plan.shared_kernel else data.n_classes)
+    return initial_state(kernels, Z, mean.clone())
+
+
+def first_kernel(plan: Plan, data: Dataset, scaling: Scaling) -> Kernel:
+    """Where a coupled fit starts, of what the user left open."""
+    variance, kernel = plan.options.initial_variance, plan.template
+    if variance:
+        return filled(kernel, data, variance)
+    # A kernel that starts too short learns faster than one that starts too long.
+    if plan.full_batch:
+        return filled(kernel, data, 10.0, 0.5)
+    some = data.head(ROWS) if data.n_classes <= KERNEL_CLASSES else data.sample()
+    few = only_classes(some, largest_classes(some, KERNEL_CLASSES))
+    lengths = best_lengthscales(kernel, few, torch.as_tensor(scaling.scale), FIRST_VARIANCE)
+    return kernel.filled(FIRST_LENGTH * data.group.same_tensor(lengths), FIRST_VARIANCE)
+
+
+def filled(kernel: Kernel, data: Dataset, variance: float, factor: float = 1.0) -> Kernel:
+    """The kernel with what the user left open: a share of the median distance, a variance."""
+    X = data.head(1000).X
+    d = factor * median_distance(X)
+    return kernel.filled(torch.full((X.shape[1],), d, dtype=torch.float64), variance)
 
 
 def median_distance(X: Tensor) -> float:
@@ -48,10 +102,10 @@ def best_lengthscales(kernel: Kernel, data: Data, scale: Tensor, variance: float
     few, tried = data.rows(0, ROWS), list[tuple[Tensor, Kernel]]()
     for share in SHARES if few.n >= LEAST else SHARES[:1]:
         lengths = lengthscales(few.X, scale, share)
-        filled = kernel.filled(LENGTH * lengths, variance)
+        start = kernel.filled(LENGTH * lengths, variance)
         # What a kernel leaves open may hardly depend on the units.
-        if not any(torch.allclose(filled.theta, k.theta, atol=0.1) for _, k in tried):
-            tried.append((lengths, filled))
+        if not any(torch.allclose(start.theta, k.theta, atol=0.1) for _, k in tried):
+            tried.append((lengths, start))
     if len(tried) == 1:
         return tried[0][0]
     return max(tried, key=lambda candidate: evidence(candidate[1], few))[0]
@@ -77,3 +131,31 @@ def evidence(kernel: Kernel, data: Data) -> float:
     except (NotPositiveDefiniteError, FloatingPointError):
         return -math.inf
     return value if math.isfinite(value) else -math.inf
+
+
+def largest_classes(data: Data, most: int) -> Tensor | None:
+    """The `most` largest classes; None if there are no more than that."""
+    if data.n_classes <= most:
+        return None
+    counts = torch.bincount(data.y, minlength=data.n_classes)
+    return counts.argsort(descending=True, stable=True)[:most]
+
+
+def only_classes(data: Data, kept: Tensor | None) -> Data:
+    """The rows of some classes, relabelled by their place among these."""
+    if kept is None:
+        return data
+    label = torch.full((data.n_classes,), -1, device=data.y.device)
+    label[kept] = torch.arange(len(kept), device=label.device)
+    rows = label[data.y] >= 0
+    return Data(data.X[rows], label[data.y][rows], data.weight[rows], len(kept))
+
+
+def origin_for(plan: Plan, kernel: Kernel, scaling: Scaling, like: Tensor) -> Tensor | None:
+    """What takes rows like these to the user's origin (D,), if a kernel of our choice sees them so.
+
+    None where they stay where they are.
+    """
+    if plan.kernel is not None or not isinstance(kernel, Normalised) or not scaling.shift.any():
+        return None
+    return torch.as_tensor(scaling.shift / scaling.scale).to(like)

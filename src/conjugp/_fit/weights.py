@@ -6,8 +6,9 @@ The order is kernel, mean (by default the posterior's mode), covariance given th
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from conjugp._gp.features import Basis, basis
 from conjugp._gp.model import Model
 from conjugp._inference.classes import near_classes
 from conjugp._inference.mean import Mean, MeanData, fit_mean
+from conjugp._inference.settings import Settings
 from conjugp._persistence.journal import Journal
 from conjugp._rows.dataset import Dataset
 from conjugp.kernels import Kernel
@@ -24,21 +26,6 @@ from conjugp.likelihoods._base import Likelihood
 
 _COVARIANCE_ROWS = 20_000  # rows that stand for all when the covariance is computed ...
 _COVARIANCE_PAIRS = 2**20  # ... fewer if rows times classes come to more than this
-
-
-@dataclass(frozen=True)
-class MeanSettings:
-    """How the mean is fitted."""
-
-    likelihood: Likelihood
-    bound: str
-    n_epochs: int
-    batch_size: int
-    learning_rate: float = 0.1
-    learn_mean: bool = True
-    class_batch: int | None = None
-    cache_bytes: int = 2**32
-    jitter: float | None = None
 
 
 class KernelRows:
@@ -73,16 +60,30 @@ class KernelRows:
         return K @ self.b.L_inv[0].T if self.whitened else K
 
 
-def kernel_rows(kernel: Kernel, Z: Tensor, data: Dataset, settings: MeanSettings) -> KernelRows:
+def kernel_rows(kernel: Kernel, Z: Tensor, data: Dataset, settings: Settings) -> KernelRows:
     """The rows that a fit of the mean reads."""
     # Whitening the rows once costs N·M², whitening w and its gradient C·M² each, every step.
-    whitened = settings.batch_size < 4 * data.n_classes * settings.n_epochs
+    batch = settings.batch_size or data.n
+    whitened = batch < 4 * data.n_classes * math.ceil(settings.max_epochs)
     b = basis([kernel], Z, settings.jitter)
     near = None
     if settings.class_batch is not None and settings.class_batch < data.n_classes:
         some = data.sample()
         near = near_classes(kernel, some.X, some.y, data.n_classes)
-    return KernelRows(b, data, settings.cache_bytes, whitened, near)
+    return KernelRows(b, data, cache_bytes(settings.cache_mb, data), whitened, near)
+
+
+def cache_bytes(cache_mb: int | str, data: Dataset) -> int:
+    """Bytes that cached kernel values may take."""
+    if cache_mb != "auto":
+        return int(cache_mb) * 2**20
+    if data.like.device.type == "cuda":
+        return int(0.4 * torch.cuda.mem_get_info(data.like.device)[0])
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 2**31
+    return int(0.4 * free)
 
 
 def start_mean(n_inducing: int, mean: Tensor) -> Mean:
@@ -95,7 +96,7 @@ def fit_weights(
     Z: Tensor,
     data: Dataset,
     start: Mean,
-    settings: MeanSettings,
+    settings: Settings,
     generator: torch.Generator,
     on_epoch: Callable[[int, float], None] | None = None,
     model: Model | None = None,
@@ -111,21 +112,8 @@ def fit_weights(
     b = rows.b
     variance = None if model is None else latent_variance(model, data)
     L_inv = None if rows.whitened else b.L_inv[0]
-    mean = fit_mean(
-        start,
-        MeanData(rows, L_inv, data, variance, rows.near),
-        settings.likelihood,
-        settings.bound,
-        n_epochs=settings.n_epochs,
-        batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        learn_mean=settings.learn_mean,
-        generator=generator,
-        on_epoch=on_epoch,
-        class_batch=settings.class_batch,
-        journal=journal,
-    )
-    return b, mean
+    source = MeanData(rows, L_inv, data, variance, rows.near)
+    return b, fit_mean(start, source, settings, generator, on_epoch, journal)
 
 
 def latent_variance(model: Model, data: Dataset, chunk: int = 4096) -> Tensor:

@@ -10,9 +10,7 @@ import torch
 from conjugp._gp.posterior import Posterior, kl, moments
 from conjugp._gp.state import State
 from conjugp._inference.ep_steps import SiteSweep
-from conjugp._inference.loop import Loop
-from conjugp._inference.moving import Moving
-from conjugp._inference.steps import evaluated, finite
+from conjugp._inference.moving import Loop, Moving, evaluated, finite
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._rows.dataset import Data
 

@@ -9,35 +9,16 @@ import torch
 
 from conjugp._gp.features import basis, features, own_features
 from conjugp._gp.posterior import Moments, Posterior, class_kl, marginals, moments
-from conjugp._gp.state import State
 from conjugp._inference import classes, svi
 from conjugp._inference.batches import Batch
-from conjugp._inference.moving import Moving
-from conjugp._inference.settings import Settings
-from conjugp._inference.steps import MinibatchStep, Sizes, bare, finite
+from conjugp._inference.moving import Moving, bare, finite
+from conjugp._inference.steps import MinibatchStep, Sizes
 from conjugp._rows.dataset import Dataset
 from conjugp.likelihoods._logistic_softmax import LogisticSoftmax
 
 _OWN_ROWS = 4  # that each class brings beside those in the batch
 _GAP_ROWS = 512  # that stand for all when the price of subsampling classes is computed
 _CHUNK = 128  # classes at a time where all are needed
-
-
-def sampled_beside_labels(state: State, settings: Settings, n_classes: int) -> int | None:
-    """How many classes a step samples beside its labels; None if it sums over all."""
-    n, like = settings.class_batch, settings.likelihood
-    if n is None:
-        return None
-    if n < 1:
-        raise ValueError(f"class_batch must be at least 1, got {n}")
-    if not like.class_parts or settings.bound not in like.bounds:
-        raise ValueError(
-            f"class_batch={n} needs a bound that is a sum over classes; {settings.bound!r} of "
-            f"{like.name!r} is not"
-        )
-    if len(state.theta) > 1:
-        raise ValueError(f"class_batch={n} needs one kernel shared by all classes")
-    return n if n < n_classes - 1 else None
 
 
 class SampledClassesStep(MinibatchStep):

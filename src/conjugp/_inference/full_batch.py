@@ -11,10 +11,8 @@ import torch
 from conjugp._gp.features import Features, basis, features
 from conjugp._gp.posterior import Moments, kl, moments
 from conjugp._inference import svi
-from conjugp._inference.loop import Loop
-from conjugp._inference.moving import Moving
+from conjugp._inference.moving import Loop, Moving, evaluated, finite, nothing, over_ranks
 from conjugp._inference.settings import Result
-from conjugp._inference.steps import evaluated, finite, nothing, over_ranks
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._rows.dataset import Data, Dataset
 

@@ -18,8 +18,8 @@ from conjugp._gp.posterior import Posterior
 from conjugp._inference import svi
 from conjugp._inference.batches import Batch
 from conjugp._inference.elementwise import STATIONARY, site_sums, squared_distances
-from conjugp._inference.moving import Learned, Leaves, Moving
-from conjugp._inference.steps import MinibatchStep, ReadableStep, Sizes, finite
+from conjugp._inference.moving import Learned, Leaves, Moving, finite
+from conjugp._inference.steps import MinibatchStep, ReadableStep, Sizes
 from conjugp._numerics.linalg import FIRST_JITTER, inverse_factors
 from conjugp._rows.group import ALONE
 from conjugp.kernels import Kernel

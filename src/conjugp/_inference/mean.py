@@ -8,6 +8,7 @@ thousands of classes a step takes a sample of them (C1-C3).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from conjugp._inference.adam import Adam, RowAdam
 from conjugp._inference.classes import AVERAGE, Multipliers, draw_classes
+from conjugp._inference.settings import Interrupted, Settings
 from conjugp._persistence.codec import in_checkpoints
 from conjugp._persistence.journal import Journal
 from conjugp._rows.dataset import Dataset
@@ -38,14 +40,6 @@ class Mean(NamedTuple):
     values: tuple[float, ...] = ()  # the objective of every epoch
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, with the mean as it stood."""
-
-    def __init__(self, mean: Mean) -> None:
-        super().__init__()
-        self.mean = mean
-
-
 class MeanData(NamedTuple):
     """What the fit of the mean reads. Rows are in random order.
 
@@ -63,32 +57,27 @@ class MeanData(NamedTuple):
 def fit_mean(
     start: Mean,
     data: MeanData,
-    likelihood: Likelihood,
-    bound: str,
-    *,
-    n_epochs: int,
-    batch_size: int,
-    learning_rate: float,
-    learn_mean: bool,
+    settings: Settings,
     generator: torch.Generator,
     on_epoch: Callable[[int, float], None] | None = None,
-    class_batch: int | None = None,
     journal: Journal | None = None,
 ) -> Mean:
     """Maximise Σ weight·bound - ½|w|² over w (C, M) and the prior mean (Q7).
 
-    With `class_batch` a step sees the labels of its rows and so many other classes.
+    With a `class_batch` a step sees the labels of its rows and so many other classes.
     """
     from conjugp._inference import captured
 
     here = Mean(start.w.clone(), start.mean.clone())
-    n = data.data.n
+    n, n_epochs = data.data.n, math.ceil(settings.max_epochs)
+    rate, batch_size = settings.learning_rate, settings.batch_size or n
     starts = torch.arange(0, n, batch_size)
     # Not n over the rows of the batch: those of a short last one would count for more than others.
     total = data.data.total
-    take = Step(here, data, likelihood, bound, learn_mean, len(starts) / total, 1 / total)
-    if class_batch is not None and class_batch < len(here.mean):
-        take = ClassStep(take, class_batch, generator)
+    take = Step(here, data, settings, len(starts) / total, 1 / total)
+    n_others = settings.class_batch
+    if n_others is not None and n_others < len(here.mean):
+        take = ClassStep(take, n_others, generator)
     elif data.data.group.size == 1 and captured.applies(take):
         take = captured.CapturedStep(take)
     journal = journal or Journal()
@@ -115,7 +104,7 @@ def fit_mean(
                 i, left = order.pop(), 1 - done / n_steps
                 if order:
                     data.data.expect(order[-1], min(order[-1] + batch_size, n))
-                objective += take(slice(i, min(i + batch_size, n)), learning_rate * left, left)
+                objective += take(slice(i, min(i + batch_size, n)), rate * left, left)
                 done += 1
             values.append(float(objective) - 0.5 * float(here.w.square().sum()))
             if on_epoch is not None:
@@ -142,14 +131,13 @@ class Step:
         self,
         here: Mean,
         data: MeanData,
-        likelihood: Likelihood,
-        bound: str,
-        learn_mean: bool,
+        settings: Settings,
         scale: float,
         shrink: float,
     ) -> None:
-        self.here, self.data, self.likelihood, self.bound = here, data, likelihood, bound
-        self.learn_mean, self.scale, self.shrink = learn_mean, scale, shrink
+        self.here, self.data, self.scale, self.shrink = here, data, scale, shrink
+        self.likelihood, self.bound = settings.likelihood, settings.bound
+        self.learn_mean = settings.learn_mean
 
     @cached_property
     def adam(self) -> Adam:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from conjugp._inference.batches import Batches
-from conjugp._inference.loop import Loop
+from conjugp._inference.moving import Loop
 from conjugp._inference.settings import Result, Settings
 from conjugp._inference.steps import MinibatchStep, Sizes
 from conjugp._numerics.linalg import NotPositiveDefiniteError

@@ -1,20 +1,25 @@
-"""The state of a fit and what moves its hyperparameters: one Adam, one way back after a failure."""
+"""What loops share: a state, and what moves its hyperparameters and takes them back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from conjugp._gp.features import Basis, Features, basis, features
-from conjugp._gp.posterior import Posterior
+from conjugp._gp.posterior import Moments, Posterior
 from conjugp._gp.state import State
+from conjugp._inference import svi
 from conjugp._inference.adam import Adam
-from conjugp._inference.settings import Settings
-from conjugp._inference.svi import Gradients
+from conjugp._inference.settings import Progress, Settings
+from conjugp._numerics.linalg import NotPositiveDefiniteError
+from conjugp._persistence.journal import Journal
+from conjugp._rows.dataset import Data, Dataset
+from conjugp._rows.group import Group
 
 _MAX_FAILURES = 8
 
@@ -81,7 +86,7 @@ class Moving:
             b = basis(s.kernels, s.Z, cfg.jitter, cfg.kept)
             return b, features(b, X)
 
-    def collect(self, f: Features, grads: Gradients, scale: float) -> None:
+    def collect(self, f: Features, grads: svi.Gradients, scale: float) -> None:
         """Add a batch's share of the gradients to the leaves, through the graph of its features."""
         # Adam minimises, and per unit of weight the steps do not depend on N.
         c, mean = -scale / self.total, self.leaves.mean
@@ -178,3 +183,106 @@ class Moving:
         self.learning = self.learning and self._failures <= _MAX_FAILURES
         self._begin()
         self.adam.first, self.adam.second, self.adam.count = adam
+
+
+OF_A_RANK = "the rows of a rank left the range of floating-point numbers"
+
+
+def evaluated(
+    moving: Moving,
+    part: Data,
+    q: Moments,
+    scale: float,
+    gradients: bool,
+    rough: bool | None = None,
+    batch: bool = True,
+) -> svi.Statistics:
+    """Statistics of some rows; adds their share of the gradients to the leaves.
+
+    `rough`: whether five digits of E[log p] do; the settings say so where it is None. `batch`:
+    whether the step to come is one that nobody takes back (S2).
+    """
+    if not part.n:
+        return nothing(moving.state.q)
+    cfg, mean = moving.settings, moving.state.mean.detach()
+    rough = cfg.rough if rough is None else rough
+    _, f = moving.features(part.X, gradients)
+    args = q, cfg.likelihood, cfg.bound, bare(f), part.y, mean, part.weight, gradients
+    stats, grads = svi.evaluate(*args, rough=rough, batch=batch)
+    if grads is not None:
+        moving.collect(f, grads, scale)
+    return stats
+
+
+def over_ranks(
+    moving: Moving, group: Group, work: Callable[[], svi.Statistics], gradients: bool
+) -> svi.Statistics:
+    """The statistics, and gradients in the leaves, of the rows of all ranks, from those here.
+
+    What fails on one rank fails on all, so that they stay together.
+    """
+    if group.size == 1:
+        return work()
+    q = moving.state.q
+    failed = q.h.new_zeros(1)
+    try:
+        stats = work()
+    except (NotPositiveDefiniteError, FloatingPointError):
+        stats = nothing(q)
+        failed += 1
+    stats = svi.pooled(stats, [*moving.gradients(gradients), failed], group)
+    if failed:
+        raise FloatingPointError(OF_A_RANK)
+    return stats
+
+
+def nothing(q: Posterior) -> svi.Statistics:
+    """The statistics of no rows."""
+    return svi.Statistics(torch.zeros_like(q.h), torch.zeros_like(q.P), q.h.new_zeros(()))
+
+
+def bare(f: Features) -> Features:
+    """Features without their graph."""
+    return Features(f.A.detach(), f.residual.detach())
+
+
+def finite(value: float | Tensor, what: str = "the ELBO") -> float:
+    """The number, if it is one."""
+    if not math.isfinite(value):
+        raise FloatingPointError(f"{what} is not finite")
+    return float(value)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A fit that is under way."""
+
+    moving: Moving
+    data: Dataset
+    generator: torch.Generator
+    stage: str = "fit"
+    on_progress: Callable[[Progress], None] | None = None
+    journal: Journal = field(default_factory=Journal)
+
+    def report(self, epoch: float, n_epochs: float, value: float) -> None:
+        """Tell who listens about an epoch or a round."""
+        if self.on_progress is None:
+            return
+        cfg = self.moving.settings
+        # Fitted with less variance, what rises is another bound, less a constant (Q9).
+        measure = "ELBO" if cfg.kept == 1.0 else "relaxed ELBO"
+        measure = "log evidence" if cfg.inference == "ep" else measure
+        self.on_progress(Progress(self.stage, epoch, n_epochs, value, measure))
+
+    def keep(self, **own: Any) -> None:
+        """Write where the fit stands: what every loop has, and what this one has."""
+        generator = self.generator.get_state()
+        self.journal.keep({"moving": self.moving.checkpoint(), "generator": generator, **own})
+
+    def left_off(self) -> dict[str, Any] | None:
+        """Go back to where an earlier run stood, if there was one; what its loop has kept."""
+        loop = self.journal.left_off()
+        if loop is not None:
+            self.moving.restore(loop["moving"])
+            self.generator.set_state(loop["generator"])
+        return loop

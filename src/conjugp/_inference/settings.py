@@ -1,18 +1,31 @@
-"""What a variational fit is told, what it says on the way, and what it ends with."""
+"""What a loop is told, what it says on the way, and what it ends with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from conjugp._gp.state import State
 from conjugp._persistence.codec import in_checkpoints
 from conjugp.likelihoods._base import Likelihood
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What a variational fit is told; the state is elsewhere."""
+@dataclass(kw_only=True, eq=False, repr=False)
+class Knobs:
+    """The rarer settings that loops read; `FitOptions`, which has them too, says what they do."""
+
+    step_exponent: float = 0.6
+    min_step: float = 0.05
+    kernel_prior: float = 1.0
+    jitter: float | None = None
+    chunk_size: int = 4096
+    cache_mb: int | str = "auto"
+    local_steps: int = 1
+
+
+@dataclass(eq=False)
+class Settings(Knobs):
+    """What a loop is told; the state is elsewhere. Nobody changes it: others are made of it."""
 
     likelihood: Likelihood
     bound: str
@@ -27,16 +40,7 @@ class Settings:
     max_epochs: float = 100
     max_steps: int | None = None
     tol: float = 1e-3
-    step_exponent: float = 0.6
     first_step: int = 1  # the first natural-gradient step has size first_step ** -step_exponent
-    min_step: float = 0.05
-    chunk_size: int = 4096
-    # Strength of a Gaussian prior on log kernel parameters and prior means around their start, in
-    # nats.
-    kernel_prior: float = 0.0
-    jitter: float | None = None
-    # Minibatch steps that ranks take on their own rows between two sums over all.
-    local_steps: int = 1
     momentum: float = 0.9  # Adam's
     # What its rate is multiplied by, for kernels and for inducing points.
     kernel_rate: float = 1.0
@@ -69,3 +73,11 @@ class Result:
     history: list[float] = field(default_factory=list)
     # What subsampling classes costs at the end, in nats of ELBO per row (C3).
     class_gap: float = 0.0
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, with what a loop has found so far."""
+
+    def __init__(self, found: Any) -> None:
+        super().__init__()
+        self.found = found

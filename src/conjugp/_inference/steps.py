@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
-from conjugp._gp.features import Features
-from conjugp._gp.posterior import Moments, Posterior, kl, moments
+from conjugp._gp.posterior import Posterior, kl, moments
 from conjugp._inference import svi
 from conjugp._inference.batches import Batch, Batches
-from conjugp._inference.moving import Moving
+from conjugp._inference.moving import OF_A_RANK, Moving, evaluated, finite, over_ranks
 from conjugp._numerics.linalg import NotPositiveDefiniteError
-from conjugp._rows.dataset import Data
 from conjugp._rows.group import Group
 
 
@@ -139,71 +134,3 @@ class LocalSteps(MinibatchStep):
         for g in grads:
             g /= weight
         return elbo / weight
-
-
-OF_A_RANK = "the rows of a rank left the range of floating-point numbers"
-
-
-def evaluated(
-    moving: Moving,
-    part: Data,
-    q: Moments,
-    scale: float,
-    gradients: bool,
-    rough: bool | None = None,
-    batch: bool = True,
-) -> svi.Statistics:
-    """Statistics of some rows; adds their share of the gradients to the leaves.
-
-    `rough`: whether five digits of E[log p] do; the settings say so where it is None. `batch`:
-    whether the step to come is one that nobody takes back (S2).
-    """
-    if not part.n:
-        return nothing(moving.state.q)
-    cfg, mean = moving.settings, moving.state.mean.detach()
-    rough = cfg.rough if rough is None else rough
-    _, f = moving.features(part.X, gradients)
-    args = q, cfg.likelihood, cfg.bound, bare(f), part.y, mean, part.weight, gradients
-    stats, grads = svi.evaluate(*args, rough=rough, batch=batch)
-    if grads is not None:
-        moving.collect(f, grads, scale)
-    return stats
-
-
-def over_ranks(
-    moving: Moving, group: Group, work: Callable[[], svi.Statistics], gradients: bool
-) -> svi.Statistics:
-    """The statistics, and gradients in the leaves, of the rows of all ranks, from those here.
-
-    What fails on one rank fails on all, so that they stay together.
-    """
-    if group.size == 1:
-        return work()
-    q = moving.state.q
-    failed = q.h.new_zeros(1)
-    try:
-        stats = work()
-    except (NotPositiveDefiniteError, FloatingPointError):
-        stats = nothing(q)
-        failed += 1
-    stats = svi.pooled(stats, [*moving.gradients(gradients), failed], group)
-    if failed:
-        raise FloatingPointError(OF_A_RANK)
-    return stats
-
-
-def nothing(q: Posterior) -> svi.Statistics:
-    """The statistics of no rows."""
-    return svi.Statistics(torch.zeros_like(q.h), torch.zeros_like(q.P), q.h.new_zeros(()))
-
-
-def bare(f: Features) -> Features:
-    """Features without their graph."""
-    return Features(f.A.detach(), f.residual.detach())
-
-
-def finite(value: float | Tensor, what: str = "the ELBO") -> float:
-    """The number, if it is one."""
-    if not math.isfinite(value):
-        raise FloatingPointError(f"{what} is not finite")
-    return float(value)

@@ -11,25 +11,14 @@ from conjugp._gp.state import State
 from conjugp._inference import absorb as one_more
 from conjugp._inference import ep_steps, full_batch, minibatch
 from conjugp._inference.batches import Batches
-from conjugp._inference.class_step import SampledClassesStep, sampled_beside_labels
+from conjugp._inference.class_step import SampledClassesStep
 from conjugp._inference.fused import ClosedFormStep, applies
-from conjugp._inference.loop import Loop
-from conjugp._inference.moving import Moving
+from conjugp._inference.moving import Loop, Moving
 from conjugp._inference.rounds import RoundsOfSteps
-from conjugp._inference.settings import Progress, Result, Settings
+from conjugp._inference.settings import Interrupted, Progress, Result, Settings
 from conjugp._inference.steps import LocalSteps, MinibatchStep, ReadableStep
 from conjugp._persistence.journal import Journal
 from conjugp._rows.dataset import Data, Dataset
-
-__all__ = ["Interrupted", "absorb", "train"]
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, with the state as it stood."""
-
-    def __init__(self, state: State) -> None:
-        super().__init__()
-        self.state = state
 
 
 def train(
@@ -47,7 +36,7 @@ def train(
     Raises FloatingPointError or NotPositiveDefiniteError where numbers leave their range, and
     `Interrupted` on Ctrl-C.
     """
-    n_others = sampled_beside_labels(state, settings, data.n_classes)
+    n_others = _sampled_beside_labels(state, settings, data.n_classes)
     moving = _moving(state, data, settings)
     loop = Loop(moving, data, generator, stage, on_progress, journal or Journal())
     size = settings.batch_size
@@ -104,3 +93,20 @@ def _step(loop: Loop, batches: Batches, n_others: int | None) -> MinibatchStep:
     if isinstance(data, Data) and data.X.is_cuda:
         return RoundsOfSteps(step, data, minibatch.ROUND)
     return step
+
+
+def _sampled_beside_labels(state: State, settings: Settings, n_classes: int) -> int | None:
+    """How many classes a step samples beside its labels; None if it sums over all."""
+    n, like = settings.class_batch, settings.likelihood
+    if n is None:
+        return None
+    if n < 1:
+        raise ValueError(f"class_batch must be at least 1, got {n}")
+    if not like.class_parts or settings.bound not in like.bounds:
+        raise ValueError(
+            f"class_batch={n} needs a bound that is a sum over classes; {settings.bound!r} of "
+            f"{like.name!r} is not"
+        )
+    if len(state.theta) > 1:
+        raise ValueError(f"class_batch={n} needs one kernel shared by all classes")
+    return n if n < n_classes - 1 else None
