@@ -33,7 +33,7 @@ from test_bad_input import BAD_DATA
 import conjugp
 from conjugp import GibbsGPClassifier, GPClassifier
 from conjugp._estimators import gibbs_classifier as gibbs
-from conjugp._estimators.classifier import seed_of
+from conjugp._estimators.predicting import seed_of
 from conjugp._persistence.files import FileFormatError, read
 from conjugp._sampler import costs
 from conjugp._sampler import parallel as chains
@@ -805,7 +805,7 @@ def batch_errors(clf: GibbsGPClassifier, A: np.ndarray, n_batches: int) -> dict[
         for i in range(n_batches):
             part = SampledModel(clf._model.target, [d[i * n : (i + 1) * n]], clf._model.likelihood)
             m, v = part.latent(at)
-            found.append((part.proba(at).numpy(), m.numpy(), (v + m * m).numpy()))
+            found.append((part.untempered(at).numpy(), m.numpy(), (v + m * m).numpy()))
     p, m, m2 = (np.array(x) for x in zip(*found, strict=True))
     influence = m2 - 2 * m.mean(0) * m  # the delta method
     return {

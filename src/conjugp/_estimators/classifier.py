@@ -6,16 +6,15 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_consistent_length, check_random_state
+from sklearn.utils import check_consistent_length
 from sklearn.utils.validation import check_is_fitted, column_or_1d
-from torch import Tensor
 
 from conjugp._estimators.agreement import (
     check_distributed,
@@ -24,20 +23,18 @@ from conjugp._estimators.agreement import (
 )
 from conjugp._estimators.arguments import SMALL_ROWS, check_device, check_parameters
 from conjugp._estimators.model_file import Saveable
-from conjugp._estimators.predicting import Predictive, ProbabilisticClassifier, entropy
+from conjugp._estimators.predicting import ProbabilisticClassifier, seed_of, unchanged_on_error
 from conjugp._estimators.progress import ProgressBar
 from conjugp._estimators.reading import MEMORY_BYTES, read
 from conjugp._estimators.resuming import open_journal
-from conjugp._estimators.rows import check_rows, check_training_data, check_weight
-from conjugp._fit.base import Fitted, Fitter, variance_scales
-from conjugp._fit.options import FitOptions, whole
+from conjugp._estimators.rows import check_training_data, check_weight
+from conjugp._fit.base import Fitted, Fitter
+from conjugp._fit.options import FitOptions
 from conjugp._fit.partial import Stream
 from conjugp._fit.plan import COUPLED_INDUCING, make_plan, start_mean
 from conjugp._fit.run import kind_of
-from conjugp._gp.covariance import NONE
-from conjugp._gp.model import Model
-from conjugp._gp.prediction import apply_temperature, predict_proba
-from conjugp._gp.temperature import Calibration, fit_calibration
+from conjugp._gp.predictor import Integration, Predictor
+from conjugp._gp.temperature import Calibration
 from conjugp._inference.settings import Progress
 from conjugp._inputs.scales import Scaling, fit_scaling
 from conjugp._numerics.linalg import NotPositiveDefiniteError
@@ -45,7 +42,6 @@ from conjugp._numerics.threads import for_rows
 from conjugp._persistence.files import check_path
 from conjugp._persistence.journal import Journal
 from conjugp._rows.canonical import Rows
-from conjugp._rows.dataset import Data
 from conjugp._rows.group import ALONE, Group, current
 from conjugp._rows.on_disk import Store
 from conjugp._rows.sources import Batch, array_batches, batches
@@ -53,7 +49,6 @@ from conjugp._rows.working import dataset, in_memory
 from conjugp.kernels import Kernel
 from conjugp.likelihoods import Likelihood
 
-_ROWS = 2**15  # rows that are scaled at a time
 _STREAM_CACHE_MB = 512  # kernel values kept in fits of streams
 
 
@@ -434,7 +429,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             return self
         if fitted.saturated:
             warnings.warn(
-                f"the fit with bound={fitted.model.bound!r} says next to nothing: all latent "
+                f"the fit with bound={bound!r} says next to nothing: all latent "
                 "functions are far above zero, where every class is as likely as any other, and "
                 "that is the optimum of this bound with so large a kernel variance; use "
                 "bound='exact', or a smaller variance",
@@ -528,12 +523,14 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 batch_size=512 if self.batch_size == "auto" else self.batch_size,  # type: ignore[arg-type]
                 options=options,
             )
-        before = (1.0 if self.temperature in (None, "auto") else float(self.temperature), 1.0)  # type: ignore[arg-type]
+        model = updated.model
         if fitted and goes_on:
-            before = (self.temperature_, self.variance_scale_)
-            updated.shares = self._fitted.shares
-        self._keep(updated, scaling, known)
-        self.temperature_, self.variance_scale_ = before
+            old = self._fitted.model
+            model = model.with_calibration(old.calibration, old.shares)
+        elif self.temperature not in (None, "auto"):
+            given = Calibration(float(self.temperature))  # type: ignore[arg-type]
+            model = model.with_calibration(given, None)
+        self._keep(replace(updated, model=model), scaling, known)
         self._stream = stream
         return self
 
@@ -557,95 +554,8 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             The classifier, with a new ``temperature_``.
         """
         data = self._labelled(X, y, sample_weight)
-        m, v = self._fitted.model.latent(data.X)
-        scales = variance_scales(self._fitted.model.S.family, self._fitted.kept)
-        found = fit_calibration(
-            self._fitted.model.likelihood,
-            m,
-            v,
-            data.y,
-            data.weight,
-            scales,
-            self._fitted.shares,
-        )
-        self.temperature_, self.variance_scale_ = found.temperature, found.variance_scale
+        self._fitted = replace(self._fitted, model=self._predictor.calibrated(data))
         return self
-
-    # --- predicting ---------------------------------------------------------------------------
-
-    def _proba(self, X: Tensor) -> NDArray[np.float64]:
-        """Probabilities of rows in working units."""
-        options = self.options or FitOptions()
-        model = self._fitted.model
-        m, v = model.latent(X, variance=self.variance_scale_ > 0.0)
-        p = predict_proba(
-            model.likelihood,
-            m,
-            v,
-            options.prediction,
-            options.n_samples,
-            self._prediction_seed,
-            variance_scale=self.variance_scale_,
-        )
-        p = apply_temperature(p, self.temperature_, self._fitted.shares).cpu().numpy()
-        return p / p.sum(axis=1, keepdims=True)
-
-    def _is_calibrated(self) -> bool:
-        """Whether probabilities are other than the posterior predictive."""
-        return (self.temperature_, self.variance_scale_) != (1.0, 1.0)
-
-    def _predictive(self, X: Tensor) -> Predictive:
-        """The posterior predictive, with the whole variance, of rows in working units."""
-        model = self._fitted.model
-        m, v = model.latent(X)
-        if model.S.family == NONE:
-            p = model.likelihood.prob(m.double()).cpu().numpy()
-            return Predictive(p, entropy(p))
-        expected = model.likelihood.expected_entropy(m, v)
-        return Predictive(
-            predict_proba(model.likelihood, m, v).cpu().numpy(), expected.cpu().numpy()
-        )
-
-    def predict_latent(self, X: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean and variance of the latent functions under the posterior.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-            Rows to predict.
-
-        Returns
-        -------
-        mean, variance : ndarray of shape (n_samples, n_classes)
-        """
-        m, v = self._fitted_model().latent(self._inputs(X))
-        return m.cpu().double().numpy(), v.cpu().double().numpy().copy()
-
-    def sample_latent(
-        self,
-        X: ArrayLike,
-        n_samples: int = 1,
-        random_state: int | np.random.RandomState | None = None,
-    ) -> NDArray[np.float64]:
-        """Joint draws of the latent functions at the rows of X, at a cost of n_rows³.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_rows, n_features)
-            Where to draw.
-        n_samples : int, default=1
-            Number of draws.
-        random_state : int, RandomState instance or None, default=None
-            Seed of the draws.
-
-        Returns
-        -------
-        draws : ndarray of shape (n_samples, n_rows, n_classes)
-        """
-        whole("n_samples", n_samples, 1)
-        model = self._fitted_model()
-        generator = torch.Generator().manual_seed(seed_of(random_state))
-        return model.sample(self._inputs(X), n_samples, generator).cpu().double().numpy()
 
     def elbo(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """The evidence lower bound with these rows as the data, all constants included.
@@ -664,7 +574,30 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         elbo : float
             Higher is better.
         """
-        return self._fitted_model().elbo(self._labelled(X, y, sample_weight))
+        return self._predictor.elbo(self._labelled(X, y, sample_weight))
+
+    @property
+    def temperature_(self) -> float:
+        """Temperature of the probabilities."""
+        return self._fitted.model.calibration.temperature
+
+    @temperature_.setter
+    def temperature_(self, value: float) -> None:
+        self._recalibrate(temperature=value)
+
+    @property
+    def variance_scale_(self) -> float:
+        """Share of the latent variance that probabilities integrate over."""
+        return self._fitted.model.calibration.variance_scale
+
+    @variance_scale_.setter
+    def variance_scale_(self, value: float) -> None:
+        self._recalibrate(variance_scale=value)
+
+    def _recalibrate(self, **changes: float) -> None:
+        model = self._fitted.model
+        model = model.with_calibration(model.calibration._replace(**changes), model.shares)
+        self._fitted = replace(self._fitted, model=model)
 
     def _group(self) -> Group:
         """The ranks that fit together; this process alone where there is no group, or not to be."""
@@ -678,64 +611,20 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
 
     def _keep(self, fitted: Fitted, scaling: Scaling, classes: NDArray[Any]) -> None:
         """Set all fitted attributes at once."""
-        model = fitted.model
-        kernels = [k.to_units(scaling.scale).frozen() for k in model.kernels]
-        self.classes_ = classes
-        self.kernel_ = kernels[0] if len(kernels) == 1 else kernels
-        self.inducing_points_ = scaling.invert(model.Z)
-        self.prior_mean_ = model.mean.cpu().double().numpy()
+        self._keep_face(fitted.model, scaling, classes)
         self.elbo_ = fitted.elbo
         self.history_ = fitted.history
         self.n_iter_ = max(1, math.ceil(fitted.epochs))
         self.converged_ = fitted.converged
         self.class_gap_ = fitted.class_gap
-        calibration: Calibration = fitted.calibration
-        self.temperature_ = calibration.temperature
-        self.variance_scale_ = calibration.variance_scale
-        self._fitted, self._scaling = fitted, scaling
+        self._fitted = fitted
         self._prediction_seed = self._seed() if isinstance(self.random_state, int) else 0
 
-    def _fitted_model(self) -> Model:
+    @property
+    def _predictor(self) -> Predictor:
         check_is_fitted(self)
         return self._fitted.model
 
-    def _inputs(self, X: ArrayLike) -> Tensor:
-        """Checked rows in working units."""
-        model = self._fitted_model()
-        X_, _ = check_rows(self, X, None, False)
-        Z = model.Z
-        out = Z.new_empty(X_.shape)
-        # In parts: no second copy of all rows.
-        for i in range(0, len(X_), _ROWS):
-            out[i : i + _ROWS] = self._scaling.apply(X_[i : i + _ROWS], Z.dtype, Z.device)
-        return out
-
-    def _labelled(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> Data:
-        """Checked rows with labels out of ``classes_``."""
-        model = self._fitted_model()
-        X_, y_ = check_rows(self, X, y, False)
-        y_ = column_or_1d(y_, warn=True)
-        unseen = np.setdiff1d(y_, self.classes_)
-        if len(unseen):
-            raise ValueError(f"y holds labels that were not in the fit: {unseen.tolist()}")
-        weight = check_weight(sample_weight, X_)
-        rows = Rows(X_, np.searchsorted(self.classes_, y_), weight)
-        Z = model.Z
-        return in_memory(rows, self._scaling, len(self.classes_), Z.dtype, Z.device)
-
-
-def seed_of(random_state: int | np.random.RandomState | None) -> int:
-    """A seed for torch from scikit-learn's kind of random state."""
-    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
-
-
-@contextmanager
-def unchanged_on_error(clf: Any) -> Iterator[None]:
-    """Leave a fitted estimator as it was when new rows turn out to be bad."""
-    before = dict(clf.__dict__)
-    try:
-        yield
-    except BaseException:
-        clf.__dict__.clear()
-        clf.__dict__.update(before)
-        raise
+    def _integration(self) -> Integration:
+        options = self.options or FitOptions()
+        return Integration(options.prediction, options.n_samples, self._prediction_seed)

@@ -17,9 +17,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from conjugp._estimators.classifier import GPClassifier, seed_of, unchanged_on_error
+from conjugp._estimators.classifier import GPClassifier
 from conjugp._estimators.model_file import Saveable
-from conjugp._estimators.predicting import Predictive, ProbabilisticClassifier
+from conjugp._estimators.predicting import ProbabilisticClassifier, seed_of, unchanged_on_error
 from conjugp._estimators.progress import ChainBars
 from conjugp._estimators.rows import check_rows, check_training_data
 from conjugp._fit.options import number, one_of, whole
@@ -431,76 +431,19 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         """Set all fitted attributes at once."""
         target, classes, scaling, observations = problem
         likelihood = get_likelihood("logistic-softmax")
-        model = SampledModel(
-            replace(target), draws, likelihood, seed
-        )  # without its kernel matrices
+        # A copy of the target is without its kernel matrices.
+        model = SampledModel(replace(target), draws, likelihood, seed)
         found = diagnose(model) if found is None else found
-        theta = torch.from_numpy(np.concatenate([d.theta for d in draws]).mean(0))
-        kernels = [k.to_units(scaling.scale).frozen() for k in model.kernels(theta)]
-        self.classes_ = classes
-        self.kernel_ = kernels[0] if len(kernels) == 1 else kernels
-        self.prior_mean_ = np.concatenate([d.mean for d in draws]).mean(0)
-        self.inducing_points_ = scaling.invert(model.Z)
+        self._keep_face(model, scaling, classes)
         self.diagnostics_ = found.groups
         self.rhat_ = found.rhat
         self.ess_bulk_ = found.ess_bulk
         self.ess_tail_ = found.ess_tail
         self.converged_ = found.converged
         self.n_iter_ = self.n_warmup + self.thin * len(draws[0].g)
-        self._model, self._scaling, self._diagnostics = model, scaling, found
-        self._observation = observations
+        self._model, self._diagnostics, self._observation = model, found, observations
 
-    # --- predicting ---------------------------------------------------------------------------
-
-    def _proba(self, X: Tensor) -> NDArray[np.float64]:
-        """The posterior predictive, averaged over the draws, of rows in working units."""
-        p = self._fitted_model().proba(X).numpy()
-        return p / p.sum(axis=1, keepdims=True)
-
-    def _predictive(self, X: Tensor) -> Predictive:
-        """Probabilities and entropies, averaged over the draws, of rows in working units."""
-        p, expected = self._fitted_model().proba_and_entropy(X)
-        return Predictive(p.numpy(), expected.numpy())
-
-    def predict_latent(self, X: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Posterior mean and variance of the latent functions.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-            Rows to predict.
-
-        Returns
-        -------
-        mean, variance : ndarray of shape (n_samples, n_classes)
-        """
-        m, v = self._fitted_model().latent(self._inputs(X))
-        return m.numpy(), v.numpy()
-
-    def sample_latent(
-        self,
-        X: ArrayLike,
-        n_samples: int = 1,
-        random_state: int | np.random.RandomState | None = None,
-    ) -> NDArray[np.float64]:
-        """Joint draws of the latent functions at the rows of X, at a cost of n_rows³.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_rows, n_features)
-            Where to draw.
-        n_samples : int, default=1
-            Number of draws.
-        random_state : int, RandomState instance or None, default=None
-            Seed of the draws.
-
-        Returns
-        -------
-        draws : ndarray of shape (n_samples, n_rows, n_classes)
-        """
-        whole("n_samples", n_samples, 1)
-        generator = torch.Generator().manual_seed(seed_of(random_state))
-        return self._fitted_model().sample(self._inputs(X), n_samples, generator).numpy()
+    # --- what was drawn -----------------------------------------------------------------------
 
     def to_arviz(self, log_likelihood: bool = True) -> Any:
         """All draws in ArviZ's container.
@@ -521,7 +464,7 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
             ``sample_stats``, ``observed_data`` and ``constant_data`` have the log-likelihood of
             all rows together, the labels, and the inputs of ``f``.
         """
-        model = self._fitted_model()
+        model = self._predictor
         n_features = self.inducing_points_.shape[1]
         features = getattr(self, "feature_names_in_", np.arange(n_features))
         return to_arviz(
@@ -547,19 +490,14 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         traces : dict of ndarray of shape (n_chains, n_samples)
             Latent values are called ``f[class, point]``, kernel parameters are in the units of X.
         """
-        model = self._fitted_model()
+        model = self._predictor
         whole("n_traces", n_traces, 1)
         return worst_traces(model, self._diagnostics, n_traces, self.classes_, self._scaling.scale)
 
-    def _fitted_model(self) -> SampledModel:
+    @property
+    def _predictor(self) -> SampledModel:
         check_is_fitted(self)
         return self._model
-
-    def _inputs(self, X: ArrayLike) -> Tensor:
-        """Checked rows in working units."""
-        check_is_fitted(self)
-        X_, _ = check_rows(self, X, None, False)
-        return self._scaling.apply(np.ascontiguousarray(X_), torch.float64, torch.device("cpu"))
 
 
 def _in_working_units(

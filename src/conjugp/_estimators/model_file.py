@@ -124,8 +124,6 @@ class _GPForm(_Classifier):
         return {
             **common,
             **fitted_parts(clf._fitted),
-            "temperature": clf.temperature_,
-            "variance_scale": clf.variance_scale_,
             "prediction_seed": clf._prediction_seed,
             "stream": None if stream is None else stream_parts(stream),
         }
@@ -153,17 +151,13 @@ class _GPForm(_Classifier):
     def build(self, clf: Any, take: Parts, was: Any, device: str | None, dtype: str | None) -> None:
         classes, names, scaling = _face(take)
         fitted = read_fitted(take, len(classes), len(scaling.scale))
-        temperature, share = take.number("temperature", 0), take.number("variance_scale", 0)
-        if not (temperature > 0.0 and share <= 1.0):
-            raise ValueError("the temperature or the share of the variance is out of range")
         seed, stream = take.whole("prediction_seed", 0), take.any("stream")
         take.end()
         if stream is not None:
-            stream = read_stream(Parts(stream), fitted.model)
-            stream.kept = fitted.kept
+            stream = read_stream(Parts(stream), fitted)
         clf._keep(fitted, scaling, classes)
         _set_face(clf, len(scaling.scale), names)
-        clf.temperature_, clf.variance_scale_, clf._prediction_seed = temperature, share, seed
+        clf._prediction_seed = seed
         # Attributes come from what was saved, and only then does it move.
         place, kind = _place(device, was), None if dtype is None else DTYPES[dtype]
         state = None if fitted.state is None else moved_state(fitted.state, place, kind)

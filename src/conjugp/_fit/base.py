@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,10 +14,10 @@ from conjugp._fit.plan import Plan
 from conjugp._fit.search import class_centres
 from conjugp._fit.starts import median_distance
 from conjugp._gp import inducing
-from conjugp._gp.covariance import NONE
 from conjugp._gp.model import Model
+from conjugp._gp.predictor import Predictor
 from conjugp._gp.state import State, initial_state
-from conjugp._gp.temperature import VARIANCE_SCALES, Calibration, fit_calibration
+from conjugp._gp.temperature import PLAIN, Calibration, fit_calibration
 from conjugp._inference.settings import Progress, Settings
 from conjugp._inputs.scales import Scaling
 from conjugp._numerics.linalg import NotPositiveDefiniteError
@@ -32,7 +31,6 @@ from conjugp.likelihoods import LogisticSoftmax
 KERNEL_CLASSES = 10  # classes of the fits that learn or choose a kernel
 ELBO_ROWS, ELBO_PAIRS = 2048, 2**20  # rows, times classes, that stand for all in the ELBO
 SATURATED, SATURATED_ROWS = 4.0, 512  # σ is above .98 there; rows that are asked
-SCALES = (0.1, 1.0)  # of coupled fits with less than all of the conditional variance
 
 
 @in_checkpoints
@@ -40,8 +38,7 @@ SCALES = (0.1, 1.0)  # of coupled fits with less than all of the conditional var
 class Fitted:
     """What a fit leaves behind."""
 
-    model: Model
-    calibration: Calibration
+    model: Predictor
     elbo: float
     epochs: float
     converged: bool
@@ -49,9 +46,7 @@ class Fitted:
     history: list[dict[str, float | str]] = field(default_factory=list)
     total: float = 0.0  # weight of the rows
     class_gap: float = 0.0  # what sampling classes cost, in nats per row (docs/math.md, C3)
-    kept: float = 1.0  # the share of the conditional variance that rows were fitted with (Q9)
     saturated: bool = False  # whether all classes are alike to it (docs/math.md, The corner)
-    shares: Tensor | None = None  # of the classes among the rows (C,), for temperatures above 1
 
 
 class Fitter(ABC):
@@ -99,21 +94,10 @@ class Fitter(ABC):
         if self._partial is None:
             return None
         model, state = self._partial()
-        data, plain = self.data, Calibration(self.plan.temperature or 1.0, 1.0, math.inf)
+        data, plain = self.data, Calibration(self.plan.temperature or 1.0)
+        model = replace(model, calibration=plain, shares=self.shares, kept=self.kept)
         elbo = estimated_elbo(model, data)
-        kept = self.kept
-        return Fitted(
-            model,
-            plain,
-            elbo,
-            0,
-            False,
-            state,
-            self.history,
-            data.total,
-            kept=kept,
-            shares=self.shares,
-        )
+        return Fitted(model, elbo, 0, False, state, self.history, data.total)
 
     def _progress(self, p: Progress) -> None:
         seconds = time.perf_counter() - self.began
@@ -192,7 +176,7 @@ class Fitter(ABC):
                 masks.append(mask)
                 moments.append((m, v))
         if not masks:
-            return Calibration(1.0, 1.0, math.inf)
+            return PLAIN
         m, v = (torch.cat(part) for part in zip(*moments, strict=True))
         i = torch.cat([mask.nonzero()[:, 0] for mask in masks])
         y, weight, like = data.y[i], data.weight[i], self.plan.likelihood
@@ -201,15 +185,6 @@ class Fitter(ABC):
         if found.temperature < 1.0 and len(torch.unique(y)) < len(torch.unique(data.y)):
             return found._replace(temperature=1.0)
         return found
-
-
-def variance_scales(family: str, kept: float = 1.0) -> tuple[float, ...]:
-    """Shares of the latent variance that a calibration chooses from, by covariance family."""
-    if family == NONE:
-        return (0.0,)
-    if family != "full":
-        return VARIANCE_SCALES
-    return (1.0,) if kept == 1.0 else SCALES
 
 
 def estimated_elbo(model: Model, data: Dataset) -> float:

@@ -18,14 +18,13 @@ from conjugp._fit.base import (
     only_classes,
     saturated,
     unseen,
-    variance_scales,
 )
 from conjugp._fit.starts import ROWS, best_lengthscales
 from conjugp._gp.features import basis, features
 from conjugp._gp.model import coupled
 from conjugp._gp.posterior import Posterior, marginals, moments, prior
 from conjugp._gp.state import State
-from conjugp._gp.temperature import Calibration, fit_calibration
+from conjugp._gp.temperature import Calibration, fit_calibration, variance_scales
 from conjugp._inference import svi
 from conjugp._inference.settings import Result, Settings
 from conjugp._inference.train import Interrupted, train
@@ -102,13 +101,17 @@ class CoupledFit(Fitter):
             last_state = self._train(last_state, data, rest, "all rows").state
         elif calibrate:
             calibration = self._cross_fit(first, settings, result.state, data.head(data.n))
-        model = coupled(last_state, p.likelihood, p.bound, p.options.jitter)
+        model = replace(
+            coupled(last_state, p.likelihood, p.bound, p.options.jitter),
+            calibration=data.group.same(calibration),
+            shares=self.shares,
+            kept=self.kept,
+        )
         # Expectation propagation reports an evidence that is no bound.
         known = full and p.inference != "ep" and self.kept == 1.0
         elbo = result.elbo if known else estimated_elbo(model, data)
         return Fitted(
             model,
-            data.group.same(calibration),
             elbo,
             result.epochs,
             result.converged,
@@ -116,9 +119,7 @@ class CoupledFit(Fitter):
             self.history,
             data.total,
             result.class_gap,
-            self.kept,
             saturated(model, data),
-            self.shares,
         )
 
     def _first_kernel(self, data: Dataset, full: bool) -> Kernel:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from conjugp._fit import weights as decoupled
-from conjugp._fit.base import Fitted, estimated_elbo, unseen, variance_scales
+from conjugp._fit.base import Fitted, estimated_elbo, unseen
 from conjugp._fit.joint import JointSettings, learn_kernel
 from conjugp._fit.kernel_choice import KernelChoice
 from conjugp._fit.search import class_centres
@@ -19,7 +19,7 @@ from conjugp._gp.covariance import NONE
 from conjugp._gp.model import Model
 from conjugp._gp.posterior import prior
 from conjugp._gp.state import State
-from conjugp._gp.temperature import Calibration, fit_calibration
+from conjugp._gp.temperature import Calibration, fit_calibration, variance_scales
 from conjugp._inference.mean import Interrupted
 from conjugp._inference.settings import Progress
 from conjugp._numerics.linalg import NotPositiveDefiniteError
@@ -90,20 +90,9 @@ class DecoupledFit(KernelChoice):
         # Steps shrink to nothing over the epochs: a fit that had them all has converged.
         converged = gain < 10 * p.tol or p.max_epochs >= self._mean_epochs(data.n)
         elbo = estimated_elbo(model, data)
-        total, calibration = data.total, data.group.same(calibration)
+        model = replace(model, calibration=data.group.same(calibration), shares=self.shares)
         epochs, gap = len(values), self._class_gap
-        return Fitted(
-            model,
-            calibration,
-            elbo,
-            epochs,
-            converged,
-            state,
-            self.history,
-            total,
-            gap,
-            shares=self.shares,
-        )
+        return Fitted(model, elbo, epochs, converged, state, self.history, data.total, gap)
 
     def _agreed(self, kernel: Kernel, data: Dataset) -> Kernel:
         """Rank 0's choice: machines that round differently may choose differently."""

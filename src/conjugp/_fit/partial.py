@@ -13,10 +13,9 @@ from conjugp._fit.options import FitOptions
 from conjugp._fit.starts import median_distance
 from conjugp._gp import inducing
 from conjugp._gp.features import basis, features
-from conjugp._gp.model import coupled
+from conjugp._gp.model import Model, coupled
 from conjugp._gp.posterior import Posterior, prior
 from conjugp._gp.state import State, initial_state
-from conjugp._gp.temperature import Calibration
 from conjugp._inference.settings import Progress, Settings
 from conjugp._inference.train import absorb
 from conjugp._rows.dataset import Data
@@ -50,13 +49,13 @@ class Stream:
 
     def resume(self, fitted: Fitted) -> bool:
         """Go on from a fit; False if its posterior is decoupled, and only its kernel is kept."""
-        state = fitted.state
-        if state is None:
+        model, state = fitted.model, fitted.state
+        if state is None or not isinstance(model, Model):
             return False
         self.kernel = state.kernels[0]
         if len(state.theta) > 1 or state.q.h.shape[1] != len(state.Z):
             return False
-        self.state, self.seen, self.kept = state, fitted.total, fitted.kept
+        self.state, self.seen, self.kept = state, fitted.total, model.kept
         self.limit = max(self.limit, len(state.Z))
         return True
 
@@ -114,15 +113,12 @@ class Stream:
         # All at once, so that a failure or Ctrl-C on the way leaves the stream as it was.
         self.state, self.seen, self.epochs = state, seen, self.epochs + 1
         model = coupled(state, self.likelihood, self.bound, options.jitter)
+        model = replace(model, kept=self.kept)
         if self.kept < 1.0:  # what was raised is another bound (Q9)
             kl = model.kl()
             elbo = (model.elbo(part) + kl) * (seen / part.total) - kl
-        plain = Calibration(1.0, 1.0, math.inf)
         history = list(self.history)
-        return Fitted(
-            *(model, plain, elbo, self.epochs, True, self.state, history, self.seen),
-            kept=self.kept,
-        )
+        return Fitted(model, elbo, self.epochs, True, self.state, history, self.seen)
 
     def _report(self, p: Progress) -> None:
         self.history.append(p._asdict())

@@ -7,12 +7,12 @@
 
 from __future__ import annotations
 
-from conjugp._fit.base import Fitted, Fitter, variance_scales
+from conjugp._fit.base import Fitted, Fitter
 from conjugp._fit.coupled import CoupledFit
 from conjugp._fit.decoupled import DecoupledFit
 from conjugp._fit.plan import Plan
 
-__all__ = ["Fitted", "Fitter", "kind_of", "variance_scales"]
+__all__ = ["Fitted", "Fitter", "kind_of"]
 
 
 def kind_of(plan: Plan) -> type[Fitter]:

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from conjugp._gp.predictor import EXACT, Integration, Predictive, Predictor, Prior
+from conjugp._gp.temperature import PLAIN
 from conjugp._numerics.linalg import cholesky, root_of
 from conjugp._sampler.chain import Draws, Target
 from conjugp.kernels import Kernel
@@ -33,8 +35,10 @@ class Group(NamedTuple):
     parts: list[tuple[int, Tensor]]  # number of the first, and g (S', C, M)
 
 
-class SampledModel:
+class SampledModel(Predictor):
     """All draws of all chains, as a predictive distribution in working units."""
+
+    calibration, shares = PLAIN, None
 
     def __init__(
         self, target: Target, draws: list[Draws], likelihood: Likelihood, seed: int = 0
@@ -117,9 +121,14 @@ class SampledModel:
                         m = torch.einsum("cnm,scm->nsc", A, g)
                     yield slice(i, i + len(x)), slice(first, first + len(g)), m + self.mean, v
 
+    def prior(self) -> Prior:
+        theta = torch.from_numpy(np.concatenate([d.theta for d in self.draws]).mean(0))
+        mean = torch.from_numpy(np.concatenate([d.mean for d in self.draws]).mean(0))
+        return Prior(tuple(self.kernels(theta)), mean, self.Z)
+
     @torch.no_grad()
-    def proba(self, X: Tensor) -> Tensor:
-        """E[p(y | f)] at X, (n, C).
+    def untempered(self, X: Tensor, how: Integration = EXACT) -> Tensor:
+        """E[p(y | f)] at X, (n, C), however else it might be integrated.
 
         Pairs of opposite latent values for every draw of the chains, the same pairs for all rows,
         so that a row's answer does not depend on which others are asked for.
@@ -127,9 +136,10 @@ class SampledModel:
         return self._averages(X, entropies=False)[0]
 
     @torch.no_grad()
-    def proba_and_entropy(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """E[p(y | f)], (n, C), and E[H[p(y | f)]], (n,), from the same latent values (U2)."""
-        return self._averages(X, entropies=True)
+    def predictive(self, X: Tensor) -> Predictive:
+        """Both from the same latent values (U2)."""
+        p, expected = self._averages(X, entropies=True)
+        return Predictive(p.numpy(), expected.numpy())
 
     def _averages(self, X: Tensor, entropies: bool) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(self.seed)
