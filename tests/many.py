@@ -12,6 +12,7 @@ from conjugp._gp.covariance import family as family_of
 from conjugp._gp.features import basis
 from conjugp._gp.model import Model
 from conjugp._gp.temperature import Calibration
+from conjugp._inputs.inputs import Inputs
 from conjugp._inputs.scales import Scaling
 from conjugp.kernels import RBF
 from conjugp.likelihoods import LogisticSoftmax
@@ -40,6 +41,6 @@ def classifier(n_classes: int, variance_scale: float = 1.0, family: str = "share
     calibration = Calibration(1.3, variance_scale)
     predictor = model(n_classes, family=family).with_calibration(calibration, None)
     clf._fitted = SimpleNamespace(model=predictor)  # type: ignore[assignment]
-    clf._scaling = Scaling(np.zeros(2), np.ones(2))
+    clf._inputs = Inputs(Scaling(np.zeros(2), np.ones(2)))
     clf._prediction_seed = 0
     return clf

@@ -799,7 +799,7 @@ def test_checkpoints_are_checked_before_any_work(no_work, tmp_path):
 def batch_errors(clf: GibbsGPClassifier, A: np.ndarray, n_batches: int) -> dict[str, np.ndarray]:
     """Standard errors of p, mean and variance from the means of batches of every chain."""
     found = []
-    at = clf._inputs(A)
+    at = clf._rows(A)
     n = clf.n_samples // n_batches
     for d in clf._model.draws:
         for i in range(n_batches):

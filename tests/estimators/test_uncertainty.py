@@ -222,7 +222,7 @@ def test_entropies_too_small_to_divide():
     class Certain(ProbabilisticClassifier):
         classes_ = np.arange(2)
 
-        def _inputs(self, X):
+        def _rows(self, X):
             return torch.as_tensor(X)
 
         @property

@@ -22,6 +22,7 @@ from conjugp._gp.covariance import family as family_of
 from conjugp._gp.features import basis
 from conjugp._gp.model import Model
 from conjugp._gp.temperature import Calibration
+from conjugp._inputs.inputs import Inputs
 from conjugp._inputs.scales import Scaling
 from conjugp.export import _integrals, to_onnx
 from conjugp.export._graph import OPSET, Scope
@@ -82,7 +83,7 @@ def classifier(
     model = Model(likelihood, likelihood.bounds[0], kernels, *arrays, covariance)
     model = model.with_calibration(Calibration(temperature, variance_scale), shares)
     clf._fitted = SimpleNamespace(model=model)  # type: ignore[assignment]
-    clf._scaling = Scaling(SHIFT, SCALE)
+    clf._inputs = Inputs(Scaling(SHIFT, SCALE))
     clf.kernel_, clf.inducing_points_ = kernels[0], SHIFT + SCALE * Z.numpy()
     clf.n_features_in_, clf._prediction_seed = D, 0
     return clf

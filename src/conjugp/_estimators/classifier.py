@@ -27,7 +27,7 @@ from conjugp._estimators.predicting import ProbabilisticClassifier, seed_of, unc
 from conjugp._estimators.progress import ProgressBar
 from conjugp._estimators.reading import MEMORY_BYTES, read
 from conjugp._estimators.resuming import open_journal
-from conjugp._estimators.rows import check_training_data, check_weight
+from conjugp._estimators.rows import check_training_data, check_weight, names_of
 from conjugp._fit.base import Fitted, Fitter
 from conjugp._fit.options import FitOptions
 from conjugp._fit.partial import Stream
@@ -36,7 +36,7 @@ from conjugp._fit.run import kind_of
 from conjugp._gp.predictor import Integration, Predictor
 from conjugp._gp.temperature import Calibration
 from conjugp._inference.settings import Progress
-from conjugp._inputs.scales import Scaling, fit_scaling
+from conjugp._inputs.inputs import Inputs
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._numerics.threads import for_rows
 from conjugp._persistence.files import check_path
@@ -386,10 +386,10 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             warm = getattr(self, "_fitted", None) if self.warm_start else None
             if warm is not None:
                 same = np.array_equal(classes, self.classes_) and warm.state is not None
-                warm = warm if same and rows.n_features == self._scaling.shift.size else None
-            center = self.kernel is None or self.kernel.stationary
-            scaling = self._scaling if warm else fit_scaling(rows, center, group)
-            kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
+                warm = warm if same and rows.n_features == self._inputs.n_features else None
+            names, kernel = names_of(self), self.kernel
+            inputs = self._inputs if warm else Inputs.fit(rows, [kernel], names, group)
+            kernel, scaling = inputs.inward(kernel), inputs.scaling
             start = warm.state if warm else None
 
             def prepared(dtype: torch.dtype, journal: Journal | None = None) -> Fitter:
@@ -421,7 +421,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 if saved is None:
                     raise
                 fitted, scaling = saved, fit.scaling
-        self._keep(fitted, scaling, classes)
+        self._keep(fitted, Inputs(scaling, names), classes)
         self.__dict__.pop("_stream", None)
         if stopped is not None:
             if options.on_interrupt == "raise":
@@ -488,19 +488,16 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             raise ValueError("classes must hold at least 2 classes, got one class")
         with unchanged_on_error(self):
             rows, _ = check_training_data(self, X, y, sample_weight, known, reset=not fitted)
-            if fitted:
-                scaling = self._scaling
-            else:
-                center = self.kernel is None or self.kernel.stationary
-                scaling = fit_scaling(rows, center)
+            names, kernel = names_of(self), self.kernel
+            inputs = self._inputs if fitted else Inputs.fit(rows, [kernel], names)
             stream, goes_on = getattr(self, "_stream", None), True
             if stream is None:
                 limit = COUPLED_INDUCING if self.n_inducing in ("auto", None) else self.n_inducing
-                kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
                 inference = "ep" if self.inference == "ep" else "vi"
                 seed = self._seed()
                 share = options.conditional_variance
                 kept = 1.0 if share == "auto" else float(share)
+                kernel = inputs.inward(kernel)
                 stream = Stream(kernel, int(limit), likelihood, bound, seed, inference, kept)  # type: ignore[arg-type]
                 goes_on = fitted and stream.resume(self._fitted)
                 if fitted and not goes_on:
@@ -513,7 +510,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             double = self.dtype == "float64" or rows.n <= SMALL_ROWS
             dtype = stream.dtype or (torch.float64 if double else torch.float32)
             device = stream.device or check_device(self.device, rows.n)
-            data = in_memory(rows, scaling, len(known), dtype, device)
+            data = in_memory(rows, inputs.scaling, len(known), dtype, device)
             updated = stream.learn(
                 data,
                 start_mean(self.prior_mean, data, likelihood),
@@ -530,7 +527,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         elif self.temperature not in (None, "auto"):
             given = Calibration(float(self.temperature))  # type: ignore[arg-type]
             model = model.with_calibration(given, None)
-        self._keep(replace(updated, model=model), scaling, known)
+        self._keep(replace(updated, model=model), inputs, known)
         self._stream = stream
         return self
 
@@ -609,9 +606,9 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
 
     # --- fitted state -------------------------------------------------------------------------
 
-    def _keep(self, fitted: Fitted, scaling: Scaling, classes: NDArray[Any]) -> None:
+    def _keep(self, fitted: Fitted, inputs: Inputs, classes: NDArray[Any]) -> None:
         """Set all fitted attributes at once."""
-        self._keep_face(fitted.model, scaling, classes)
+        self._keep_face(fitted.model, inputs, classes)
         self.elbo_ = fitted.elbo
         self.history_ = fitted.history
         self.n_iter_ = max(1, math.ceil(fitted.epochs))

@@ -21,12 +21,12 @@ from conjugp._estimators.classifier import GPClassifier
 from conjugp._estimators.model_file import Saveable
 from conjugp._estimators.predicting import ProbabilisticClassifier, seed_of, unchanged_on_error
 from conjugp._estimators.progress import ChainBars
-from conjugp._estimators.rows import check_rows, check_training_data
+from conjugp._estimators.rows import check_rows, check_training_data, names_of
 from conjugp._fit.options import number, one_of, whole
 from conjugp._fit.plan import given_inducing, start_mean
 from conjugp._fit.starts import median_distance
 from conjugp._gp import inducing
-from conjugp._inputs.scales import Scaling, fit_scaling
+from conjugp._inputs.inputs import Inputs
 from conjugp._persistence.files import check_path
 from conjugp._rows.canonical import Rows
 from conjugp._rows.dataset import Data
@@ -63,7 +63,7 @@ class Problem(NamedTuple):
 
     target: Target
     classes: NDArray[Any]
-    scaling: Scaling
+    inputs: Inputs
     observations: NDArray[np.int64]  # (n,) observation of the target that each row is
 
 
@@ -319,26 +319,25 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         C, given = len(classes), self._kernels()
         if len(given) not in (1, C):
             raise ValueError(f"kernel must be one kernel or {C}, one per class; got {len(given)}")
-        center = all(k is None or k.stationary for k in given)
-        scaling = fit_scaling(rows, center)
-        work = scaling.apply(rows.X, torch.float64, torch.device("cpu"))
+        inputs = Inputs.fit(rows, given, names_of(self))
+        work = inputs.apply(rows.X, torch.empty(0, dtype=torch.float64))
         data = Data(work, torch.as_tensor(rows.y), torch.as_tensor(rows.weight), C)
         mean = start_mean(self.prior_mean, data).numpy()
-        own = self._own_inducing(work, scaling)
-        kernels = _in_working_units(given, scaling, work)
+        own = self._own_inducing(work, inputs)
+        kernels = _in_working_units(given, inputs, work)
         with one_thread():
             if self.hyperparameters == "fit":
                 fitted, mean = self._fitted_hyperparameters(rows, given[0], seed)
-                kernels = _in_working_units([fitted], scaling, work)
+                kernels = _in_working_units([fitted], inputs, work)
             Z = self._inducing(data, kernels[0], seed) if own is None else own
         sampled = self.hyperparameters == "sample"
-        inputs, index = distinct(work.numpy())
+        points, index = distinct(work.numpy())
         times = rows.weight.astype(np.int64)
-        index = np.repeat(np.arange(len(inputs)) if index is None else index, times)
-        plain = len(index) == len(inputs) and np.array_equal(index, np.arange(len(inputs)))
+        index = np.repeat(np.arange(len(points)) if index is None else index, times)
+        plain = len(index) == len(points) and np.array_equal(index, np.arange(len(points)))
         target = Target(
             Observations(np.repeat(rows.y, times), C, None if plain else index),
-            inputs,
+            points,
             Z,
             tuple(kernels),
             mean.astype(np.float64),
@@ -346,7 +345,7 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
             MEAN_VARIANCE if sampled and isinstance(self.prior_mean, str) else 0.0,
             float(self.prior_scale) if sampled else 0.0,
         )
-        return Problem(target, classes, scaling, self._observations(X, y, rows, classes))
+        return Problem(target, classes, inputs, self._observations(X, y, rows, classes))
 
     def _fitted_hyperparameters(
         self, rows: Rows, kernel: Kernel | None, seed: int
@@ -369,11 +368,11 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
             clf.fit(rows.X, rows.y, rows.weight)
         return clf.kernel_, clf.prior_mean_  # type: ignore[return-value]
 
-    def _own_inducing(self, X: Tensor, scaling: Scaling) -> NDArray[np.float64] | None:
+    def _own_inducing(self, X: Tensor, inputs: Inputs) -> NDArray[np.float64] | None:
         """The inducing points given, (M, D)."""
         if isinstance(self.inducing, str):
             return None
-        return given_inducing(self.inducing, X, scaling).numpy()
+        return given_inducing(self.inducing, X, inputs.scaling).numpy()
 
     def _inducing(self, data: Data, kernel: Kernel, seed: int) -> NDArray[np.float64] | None:
         """Inducing points chosen from the rows, (M, D); None for the full Gaussian process."""
@@ -429,12 +428,12 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         self, problem: Problem, draws: list[Draws], seed: int, found: Diagnostics | None = None
     ) -> None:
         """Set all fitted attributes at once."""
-        target, classes, scaling, observations = problem
+        target, classes, inputs, observations = problem
         likelihood = get_likelihood("logistic-softmax")
         # A copy of the target is without its kernel matrices.
         model = SampledModel(replace(target), draws, likelihood, seed)
         found = diagnose(model) if found is None else found
-        self._keep_face(model, scaling, classes)
+        self._keep_face(model, inputs, classes)
         self.diagnostics_ = found.groups
         self.rhat_ = found.rhat
         self.ess_bulk_ = found.ess_bulk
@@ -470,7 +469,7 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         return to_arviz(
             model,
             self.classes_,
-            self._scaling.scale,
+            self._inputs.scaling.scale,
             features,
             self.inducing_points_,
             self._observation,
@@ -492,7 +491,8 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         """
         model = self._predictor
         whole("n_traces", n_traces, 1)
-        return worst_traces(model, self._diagnostics, n_traces, self.classes_, self._scaling.scale)
+        scale = self._inputs.scaling.scale
+        return worst_traces(model, self._diagnostics, n_traces, self.classes_, scale)
 
     @property
     def _predictor(self) -> SampledModel:
@@ -500,17 +500,11 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         return self._model
 
 
-def _in_working_units(
-    kernels: Sequence[Kernel | None], scaling: Scaling, X: Tensor
-) -> list[Kernel]:
+def _in_working_units(kernels: Sequence[Kernel | None], inputs: Inputs, X: Tensor) -> list[Kernel]:
     """Kernels with all their parameters, for rows X in working units."""
     lengthscale = torch.full((X.shape[1],), 0.5 * median_distance(X), dtype=torch.float64)
     found = [
-        (RBF() if k is None else k)
-        .to_units(1 / scaling.scale)
-        .filled(lengthscale, START_VARIANCE)
-        .frozen()
-        for k in kernels
+        inputs.inward(k or RBF()).filled(lengthscale, START_VARIANCE).frozen() for k in kernels
     ]
     for k in found:
         k(X[:1], X[:1])  # raises where lengthscales and features do not go together

@@ -18,13 +18,12 @@ from torch import Tensor
 from conjugp._estimators.rows import check_rows, check_weight
 from conjugp._fit.options import whole
 from conjugp._gp.predictor import EXACT, Integration, Predictor, entropy
-from conjugp._inputs.scales import Scaling
+from conjugp._inputs.inputs import Inputs
 from conjugp._rows.canonical import Rows
 from conjugp._rows.dataset import Data
 from conjugp._rows.working import in_memory
 
 CHUNK_ELEMENTS = 2**20  # rows times classes at a time
-_ROWS = 2**15  # rows that are scaled at a time
 # Entropies below it are too small to be divided: the integrals have six or seven digits.
 SMALL_ENTROPY = 1e-5
 
@@ -51,7 +50,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
     """Labels, units and checks around a predictor, which is asked in chunks of rows."""
 
     classes_: NDArray[Any]
-    _scaling: Scaling
+    _inputs: Inputs
 
     @property
     def _predictor(self) -> Predictor:
@@ -62,15 +61,10 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         """How probabilities are integrated."""
         return EXACT
 
-    def _inputs(self, X: ArrayLike) -> Tensor:
+    def _rows(self, X: ArrayLike) -> Tensor:
         """Checked rows in working units; an error before there is a fit."""
         Z = self._predictor.Z
-        X_, _ = check_rows(self, X, None, False)
-        out = Z.new_empty(X_.shape)
-        # In parts: no second copy of all rows.
-        for i in range(0, len(X_), _ROWS):
-            out[i : i + _ROWS] = self._scaling.apply(X_[i : i + _ROWS], Z.dtype, Z.device)
-        return out
+        return self._inputs.apply(check_rows(self, X, None, False)[0], Z)
 
     def _labelled(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> Data:
         """Checked rows with labels out of ``classes_``, in working units."""
@@ -81,15 +75,15 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         if len(unseen):
             raise ValueError(f"y holds labels that were not in the fit: {unseen.tolist()}")
         rows = Rows(X_, np.searchsorted(self.classes_, y_), check_weight(sample_weight, X_))
-        return in_memory(rows, self._scaling, len(self.classes_), Z.dtype, Z.device)
+        return in_memory(rows, self._inputs.scaling, len(self.classes_), Z.dtype, Z.device)
 
-    def _keep_face(self, predictor: Predictor, scaling: Scaling, classes: NDArray[Any]) -> None:
+    def _keep_face(self, predictor: Predictor, inputs: Inputs, classes: NDArray[Any]) -> None:
         """Set the fitted attributes that every classifier has, in the user's units."""
         prior = predictor.prior()
-        kernels = [k.to_units(scaling.scale).frozen() for k in prior.kernels]
-        self.classes_, self._scaling = classes, scaling
+        kernels = [inputs.outward(kernel) for kernel in prior.kernels]
+        self.classes_, self._inputs = classes, inputs
         self.kernel_ = kernels[0] if len(kernels) == 1 else kernels
-        self.inducing_points_ = scaling.invert(prior.Z)
+        self.inducing_points_ = inputs.invert(prior.Z)
         self.prior_mean_ = prior.mean.cpu().double().numpy()
 
     def _slices(self, X: Tensor) -> Iterator[slice]:
@@ -116,7 +110,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         proba : ndarray of shape (n_samples, n_classes)
             float64; the rows sum to 1.
         """
-        rows = self._inputs(X)
+        rows = self._rows(X)
         out = np.empty((len(rows), len(self.classes_)))
         for i, p in self._chunks(rows):
             out[i] = p
@@ -135,7 +129,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         labels : ndarray of shape (n_samples,)
             Labels out of ``classes_``.
         """
-        rows = self._inputs(X)
+        rows = self._rows(X)
         best = np.empty(len(rows), dtype=np.intp)
         for i, p in self._chunks(rows):
             best[i] = p.argmax(axis=1)
@@ -161,7 +155,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         proba : ndarray of shape (n_samples, k)
             Their probabilities.
         """
-        rows = self._inputs(X)
+        rows = self._rows(X)
         C = len(self.classes_)
         if isinstance(k, bool) or not isinstance(k, Integral) or not 1 <= k <= C:
             raise ValueError(f"k must be a whole number from 1 to {C}, the classes; got {k!r}")
@@ -204,7 +198,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         uncertainty : Uncertainty
             ``total``, ``aleatoric`` and ``epistemic``, each of shape (n_samples,), in nats.
         """
-        rows, predictor, how = self._inputs(X), self._predictor, self._integration()
+        rows, predictor, how = self._rows(X), self._predictor, self._integration()
         out = Uncertainty(*np.zeros((3, len(rows))))
         for part in self._slices(rows):
             p, expected = predictor.predictive(rows[part])
@@ -245,7 +239,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         -------
         mean, variance : ndarray of shape (n_samples, n_classes)
         """
-        m, v = self._predictor.latent(self._inputs(X))
+        m, v = self._predictor.latent(self._rows(X))
         return m.cpu().double().numpy(), v.cpu().double().numpy().copy()
 
     def sample_latent(
@@ -272,7 +266,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         whole("n_samples", n_samples, 1)
         predictor = self._predictor
         generator = torch.Generator().manual_seed(seed_of(random_state))
-        return predictor.sample(self._inputs(X), n_samples, generator).cpu().double().numpy()
+        return predictor.sample(self._rows(X), n_samples, generator).cpu().double().numpy()
 
 
 def seed_of(random_state: int | np.random.RandomState | None) -> int:

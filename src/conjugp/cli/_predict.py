@@ -11,6 +11,8 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from conjugp._inputs.cells import escaped, texts
+from conjugp._inputs.table import Table
 from conjugp._persistence import files
 from conjugp.cli._app import (
     Debug,
@@ -23,7 +25,6 @@ from conjugp.cli._app import (
     print_json,
     replaced,
 )
-from conjugp.cli._cells import escaped, texts
 from conjugp.cli._encoding import Encoding
 from conjugp.cli._settings import (
     Decimal,
@@ -33,7 +34,7 @@ from conjugp.cli._settings import (
     Reading,
     TableArgument,
 )
-from conjugp.cli._tables import CSV, FORMATS, NPZ, PARQUET, Table, need_pyarrow
+from conjugp.cli._tables import CSV, FORMATS, NPZ, PARQUET, need_pyarrow
 from conjugp.cli.models import load_model
 
 Unseen = Annotated[

@@ -7,7 +7,7 @@ import binascii
 import os
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import conjugp
+from conjugp._inputs.table import Table, TableError
 from conjugp._persistence import files
 from conjugp._persistence import model_file as saving
 from conjugp._persistence.files import FileFormatError
 from conjugp._rows.group import ALONE, Group
 from conjugp.cli._encoding import Encoding
 from conjugp.cli._scores import count_common, row_digests
-from conjugp.cli._tables import FORMATS, Table, TableError, read_table
+from conjugp.cli._tables import FORMATS, read_table
 
 KEY = "table"
 ROWS = "rows"  # in the origin, digests of the training rows; older files are without
@@ -53,9 +54,9 @@ class Model:
         saving.save(self.named(), path, extra=extra)
 
     def named(self) -> Any:
-        """The classifier with the names of its features, as scikit-learn keeps them."""
+        """The classifier with the names of its features."""
         clf = copy(self.clf)
-        clf.feature_names_in_ = np.array(self.encoding.features, dtype=object)
+        clf._inputs = replace(clf._inputs, names=tuple(self.encoding.features))
         return clf
 
     def count_seen(self, X: NDArray[np.float64], y: NDArray[Any]) -> int | None:

@@ -63,7 +63,7 @@ def to_onnx(
     from conjugp.export._model import build
 
     labels, metadata = _labels(clf.classes_), _metadata(clf, predictor)
-    model = build(predictor, clf._scaling, input_dtype, labels, metadata)
+    model = build(predictor, clf._inputs.scaling, input_dtype, labels, metadata)
     if model.ByteSize() > _LARGEST:
         raise ValueError(
             f"the model takes {model.ByteSize() / 1e9:.1f} GB, more than one ONNX file can hold; "
@@ -118,7 +118,6 @@ def _metadata(clf: GPClassifier, model: Model) -> dict[str, str]:
         "kernel": str(clf.kernel_),
         "n_inducing": str(len(model.Z)),
     }
-    names = getattr(clf, "feature_names_in_", None)
-    if names is not None:
-        found["feature_names"] = json.dumps([str(name) for name in names])
+    if clf._inputs.names is not None:
+        found["feature_names"] = json.dumps(clf._inputs.names)
     return found
