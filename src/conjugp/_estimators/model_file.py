@@ -22,6 +22,7 @@ from conjugp._inputs.inputs import Inputs
 from conjugp._persistence.model_file import Form, register, save
 from conjugp._persistence.parts import Parts, random_state_parts, read_random_state
 from conjugp.kernels import KERNELS, Kernel
+from conjugp.kernels._columns import Columns
 from conjugp.likelihoods import LIKELIHOODS, Likelihood
 
 
@@ -46,7 +47,7 @@ class Saveable:
 class _Classifier(Form):
     """What both have in common."""
 
-    classes = (*KERNELS, *LIKELIHOODS.values())
+    classes = (*KERNELS, Columns, *LIKELIHOODS.values())
     bases = (Kernel, Likelihood)
 
     def cls(self) -> type:
