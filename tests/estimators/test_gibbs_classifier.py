@@ -34,6 +34,7 @@ import conjugp
 from conjugp import GibbsGPClassifier, GPClassifier
 from conjugp._estimators import gibbs_classifier as gibbs
 from conjugp._estimators.predicting import seed_of
+from conjugp._estimators.problem import problem_of
 from conjugp._persistence.files import FileFormatError, read
 from conjugp._sampler import costs
 from conjugp._sampler import parallel as chains
@@ -626,7 +627,7 @@ def test_memory_is_said_and_bounded(no_work):
     clf = quick(n_samples=1000, n_chains=4, max_memory=2e-3)
     with pytest.raises(ValueError, match=r"needs 0\.0 GB \(4 chains of 1000 draws of 3 classes"):
         clf.fit(X, y)
-    problem = clf._problem(X, y, 0)
+    problem = problem_of(clf, X, y, 0)
     schedule = chains.Schedule(4, 1000, 10, 1, 0)
     size = costs.gigabytes(problem.target, schedule, 1)
     assert_allclose(size, 8e-9 * (4 * 1000 * 3 * 24 + 5 * 24**2), rtol=1e-12)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from conjugp import GPClassifier
 from conjugp._gp.prediction import apply_temperature
-from conjugp._gp.predictor import EXACT, Integration, Predictive, Predictor, Prior
+from conjugp._gp.predictor import EXACT, Integration, Predictive, Predictor
 from conjugp._gp.temperature import PLAIN, Calibration, fit_temperature
 from conjugp.conformal import ConformalClassifier
 from conjugp.kernels import RBF, Matern12
@@ -33,7 +33,7 @@ class Average(Predictor):
     def Z(self) -> Tensor:  # type: ignore[override]
         return self.parts[0].Z
 
-    def prior(self) -> Prior:
+    def prior(self):
         return self.parts[0].prior()
 
     def latent(self, X):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+from abc import abstractmethod
 from dataclasses import replace
 from typing import Any
 
@@ -55,9 +56,9 @@ class _Classifier(Form):
 
         return getattr(conjugp, self.kind)  # the sampler's needs more packages
 
+    @abstractmethod
     def check(self, arguments: dict[str, Any]) -> None:
         """Raise for an argument out of range."""
-        self.cls()(**arguments)._check()
 
     def arguments(self, clf: Any) -> dict[str, Any]:
         given = clf.get_params(deep=False)
@@ -167,6 +168,11 @@ class _GPForm(_Classifier):
 
 class _GibbsForm(_Classifier):
     kind = "GibbsGPClassifier"
+
+    def check(self, arguments: dict[str, Any]) -> None:
+        from conjugp._estimators.problem import check_sampler
+
+        check_sampler(self.cls()(**arguments))
 
     def parts(self, clf: Any) -> dict[str, Any]:
         from conjugp._sampler.files import model_parts

@@ -79,12 +79,12 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
 
     def _keep_face(self, predictor: Predictor, inputs: Inputs, classes: NDArray[Any]) -> None:
         """Set the fitted attributes that every classifier has, in the user's units."""
-        prior = predictor.prior()
-        kernels = [inputs.outward(kernel) for kernel in prior.kernels]
+        inner, mean = predictor.prior()
+        kernels = [inputs.outward(kernel) for kernel in inner]
         self.classes_, self._inputs = classes, inputs
         self.kernel_ = kernels[0] if len(kernels) == 1 else kernels
-        self.inducing_points_ = inputs.invert(prior.Z)
-        self.prior_mean_ = prior.mean.cpu().double().numpy()
+        self.inducing_points_ = inputs.invert(predictor.Z)
+        self.prior_mean_ = mean.cpu().double().numpy()
 
     def _slices(self, X: Tensor) -> Iterator[slice]:
         """Some rows at a time, so many that memory is bounded."""

@@ -12,7 +12,7 @@ from conjugp._gp.covariance import NONE, Covariance, Full, kl, quadratic, root
 from conjugp._gp.features import basis
 from conjugp._gp.posterior import moments
 from conjugp._gp.prediction import predict_proba
-from conjugp._gp.predictor import EXACT, Integration, Predictive, Predictor, Prior, entropy
+from conjugp._gp.predictor import EXACT, Integration, Predictive, Predictor, entropy
 from conjugp._gp.state import State
 from conjugp._gp.temperature import PLAIN, Calibration, fit_calibration, variance_scales
 from conjugp._numerics.linalg import root_of
@@ -56,8 +56,8 @@ class Model(Predictor):
         """C."""
         return len(self.mean)
 
-    def prior(self) -> Prior:
-        return Prior(self.kernels, self.mean, self.Z)
+    def prior(self) -> tuple[tuple[Kernel, ...], Tensor]:
+        return self.kernels, self.mean
 
     def is_finite(self) -> bool:
         """Whether all of its numbers are."""

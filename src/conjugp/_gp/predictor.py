@@ -38,27 +38,16 @@ class Predictive(NamedTuple):
     expected_entropy: NDArray[np.float64]  # (n,)
 
 
-class Prior(NamedTuple):
-    """What the latent functions are beforehand, and the points that the posterior stands on."""
-
-    kernels: tuple[Kernel, ...]  # 1, or C
-    mean: Tensor  # (C,)
-    Z: Tensor  # (M, D)
-
-
 class Predictor(ABC):
-    """A posterior that answers for rows in working units, and its calibration.
+    """A posterior that answers for rows in working units, and its calibration."""
 
-    Rows come in the dtype and on the device of `Z`.
-    """
-
-    Z: Tensor  # (M, D)
+    Z: Tensor  # (M, D), where it stands; rows come in its dtype, on its device
     calibration: Calibration
     shares: Tensor | None  # of the classes (C,), for temperatures above 1
 
     @abstractmethod
-    def prior(self) -> Prior:
-        """Kernels and means; where they were sampled, at the mean of the draws."""
+    def prior(self) -> tuple[tuple[Kernel, ...], Tensor]:
+        """One kernel or C, and the means (C,); where they were sampled, at the draws' mean."""
 
     @abstractmethod
     def latent(self, X: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conjugp._gp.predictor import EXACT, Integration, Predictive, Predictor, Prior
+from conjugp._gp.predictor import EXACT, Integration, Predictive, Predictor
 from conjugp._gp.temperature import PLAIN
 from conjugp._numerics.linalg import cholesky, root_of
 from conjugp._sampler.chain import Draws, Target
@@ -121,10 +121,10 @@ class SampledModel(Predictor):
                         m = torch.einsum("cnm,scm->nsc", A, g)
                     yield slice(i, i + len(x)), slice(first, first + len(g)), m + self.mean, v
 
-    def prior(self) -> Prior:
+    def prior(self) -> tuple[tuple[Kernel, ...], Tensor]:
         theta = torch.from_numpy(np.concatenate([d.theta for d in self.draws]).mean(0))
         mean = torch.from_numpy(np.concatenate([d.mean for d in self.draws]).mean(0))
-        return Prior(tuple(self.kernels(theta)), mean, self.Z)
+        return tuple(self.kernels(theta)), mean
 
     @torch.no_grad()
     def untempered(self, X: Tensor, how: Integration = EXACT) -> Tensor:

@@ -226,6 +226,10 @@ def choose_encoding(
 def _refuse_kinds(table: Table, kinds: dict[str, str], choice: Categorical, decimal: str) -> None:
     """Raise for columns that nothing was said about and that cannot be features as they are."""
     open_ = {name: kind for name, kind in kinds.items() if name not in choice.named}
+
+    def hold(names: list[str]) -> str:
+        return f"{listed('column', names)} {'hold' if len(names) > 1 else 'holds'}"
+
     if empty := [name for name, kind in kinds.items() if kind == "empty"]:
         raise TableError(
             f"{listed('column', empty)} {'have' if len(empty) > 1 else 'has'} no values at all; "
@@ -233,32 +237,26 @@ def _refuse_kinds(table: Table, kinds: dict[str, str], choice: Categorical, deci
         )
     if dates := [name for name, kind in open_.items() if kind == "date"]:
         raise TableError(
-            f"{listed('column', dates)} {'hold' if len(dates) > 1 else 'holds'} dates or times, "
-            f"such as {shown(_example(table.columns[dates[0]]))}; turn them into numbers (days, "
-            "hours, a month), or leave them out with --ignore"
+            f"{hold(dates)} dates or times, such as {shown(_example(table.columns[dates[0]]))}; "
+            "turn them into numbers (days, hours, a month), or leave them out with --ignore"
         )
     refused = [name for name, how in choice.named.items() if how == "refuse"]
     text = [name for name, kind in open_.items() if kind == "text"]
     if signs := [name for name in text if other_decimal(table.columns[name], decimal)]:
-        named = listed("column", signs)
-        example = shown(_example_with("," if decimal == "." else ".", table.columns[signs[0]]))
-        if decimal == ".":
-            raise TableError(
-                f"{named} {'hold' if len(signs) > 1 else 'holds'} numbers with a decimal comma, "
-                f"such as {example}; say --decimal , (or --categorical onehot={signs[0]} where "
-                "they are categories)"
-            )
-        raise TableError(
-            f"{named} {'hold' if len(signs) > 1 else 'holds'} numbers with a decimal point, such "
-            f"as {example}, where --decimal says a comma; write all numbers alike"
+        sign, word = (",", "comma") if decimal == "." else (".", "point")
+        example = shown(
+            next(c for c in table.columns[signs[0]] if isinstance(c, str) and sign in c)
         )
+        advice = ", where --decimal says a comma; write all numbers alike"
+        if decimal == ".":
+            choose = f"--categorical onehot={signs[0]}"
+            advice = f"; say --decimal , (or {choose} where they are categories)"
+        raise TableError(f"{hold(signs)} numbers with a decimal {word}, such as {example}{advice}")
     text = [name for name in refused if kinds[name] == "text"] or text
     if text and (choice.default == "refuse" or text[0] in refused):
-        example = _example(table.columns[text[0]])
         raise TableError(
-            f"{listed('column', text)} {'hold' if len(text) > 1 else 'holds'} text, such as "
-            f"{shown(example)}; say --categorical onehot or ordinal, or leave columns out with "
-            "--ignore"
+            f"{hold(text)} text, such as {shown(_example(table.columns[text[0]]))}; say "
+            "--categorical onehot or ordinal, or leave columns out with --ignore"
         )
 
 
@@ -326,7 +324,3 @@ def _like_identifier(column: Column, cells: list[str | None], distinct: set[str 
 
 def _example(cells: NDArray[Any]) -> Any:
     return next((cell for cell in cells if not isinstance(cell, str) or not is_missing(cell)), "")
-
-
-def _example_with(sign: str, cells: NDArray[Any]) -> Any:
-    return next(cell for cell in cells if isinstance(cell, str) and sign in cell)

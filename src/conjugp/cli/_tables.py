@@ -26,6 +26,9 @@ DELIMITERS = (",", ";", "\t", "|")
 _SNIFFED = 50  # records that choose the delimiter
 _SAMPLE = 2**20  # characters that they may take
 _BLOCK = 10_000  # records turned into columns at a time
+# What NumPy and its zip reader raise of files that are not theirs.
+_DAMAGED = (OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_DAMAGED += (SyntaxError, MemoryError, OverflowError)  # NotImplementedError is a RuntimeError
 
 
 class MissingPackageError(ImportError):
@@ -203,9 +206,7 @@ def read_npz(path: Path, skip: tuple = ()) -> Table:
             skipped = [(name, np.empty(0)) for name in found.files if name in skip]
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, EOFError, KeyError, RuntimeError, NotImplementedError) as error:
-        raise TableError(f"{path} is not an NPZ file of plain arrays, or damaged") from error
-    except (zipfile.BadZipFile, zlib.error, SyntaxError, MemoryError, OverflowError) as error:
+    except _DAMAGED as error:
         raise TableError(f"{path} is not an NPZ file of plain arrays, or damaged") from error
     for name, array in arrays.items():
         if array.dtype.kind not in "biufUM":
