@@ -17,6 +17,7 @@ from conjugp._gp.prediction import apply_temperature
 from conjugp._gp.predictor import EXACT, Integration, Predictive, Predictor
 from conjugp._gp.temperature import PLAIN, Calibration, fit_temperature
 from conjugp.conformal import ConformalClassifier
+from conjugp.export import to_onnx
 from conjugp.kernels import RBF, Matern12
 from faces import fixed, toy
 
@@ -96,6 +97,9 @@ def test_what_only_some_predictors_have(averaged, tmp_path):
     clf, _ = averaged
     with pytest.raises(TypeError, match="Average cannot be written"):
         clf.save(tmp_path / "model.conjugp")
+    pytest.importorskip("onnx")
+    with pytest.raises(TypeError, match="predictions of Average are not exported"):
+        to_onnx(clf, tmp_path / "model.onnx")
     with pytest.raises(NotImplementedError, match="Average has no evidence lower bound"):
         clf.elbo(X, y)
 

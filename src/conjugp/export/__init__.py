@@ -82,7 +82,7 @@ def _exportable(clf: Any) -> Model:
         raise TypeError(f"clf must be a GPClassifier; got {type(clf).__name__}{why}")
     model = clf._predictor
     if not isinstance(model, Model):
-        raise TypeError(f"clf predicts by a {type(model).__name__}, which is not exported")
+        raise TypeError(f"clf: predictions of {type(model).__name__} are not exported")
     prediction = (clf.options or FitOptions()).prediction
     if prediction != "integral":
         raise ValueError(
