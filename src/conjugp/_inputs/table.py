@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 _NAMED = 200  # columns in an error about a name that is not there
 
@@ -29,6 +30,15 @@ class Table:
     decimal: str | None = None  # what stands before the decimals in its text, where it was told
     skipped: tuple[str, ...] = ()  # columns of the file that were left out
 
+    @classmethod
+    def of(cls, columns: Mapping[str, ArrayLike]) -> Table:
+        """The table of columns in memory, such as those of a frame."""
+        made = {str(name): _column(column) for name, column in columns.items()}
+        shapes = {column.shape for column in made.values()}
+        if len(shapes) != 1 or len(shape := shapes.pop()) != 1:
+            raise TableError("the columns must be 1-d and of the same length")
+        return cls(made, shape[0])
+
     @property
     def names(self) -> list[str]:
         return list(self.columns)
@@ -48,6 +58,19 @@ class Table:
     def without(self, names: set[str]) -> Table:
         """The table less some of its columns."""
         return replace(self, columns={n: c for n, c in self.columns.items() if n not in names})
+
+
+def _column(values: ArrayLike) -> NDArray[Any]:
+    """A column as those of files are: text and its gaps are objects, str or None."""
+    column = np.asarray(values)
+    if column.dtype.kind not in "OU" or column.ndim != 1:
+        return column
+    return np.array([None if _is_gap(v) else str(v).strip() for v in column.tolist()], dtype=object)
+
+
+def _is_gap(value: Any) -> bool:
+    nan = isinstance(value, float) and value != value
+    return value is None or nan or type(value).__name__ in ("NAType", "NaTType")  # pandas' own
 
 
 def suggestion(name: str, names: list[str]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import conjugp
-from conjugp._inputs.table import Table, TableError
+from conjugp._inputs.table import Table
 from conjugp._persistence import files
 from conjugp._persistence import model_file as saving
 from conjugp._persistence.files import FileFormatError
@@ -81,14 +81,8 @@ class Model:
         -------
         proba : ndarray of shape (n_rows, n_classes)
         """
-        if isinstance(table, str | os.PathLike):
-            rows = read_table(Path(table), skip=self.encoding.ignored)
-        else:
-            columns = {str(name): _column(column) for name, column in table.items()}
-            lengths = {column.shape for column in columns.values()}
-            if len(lengths) != 1 or len(shape := lengths.pop()) != 1:
-                raise TableError("the columns must be 1-d and of the same length")
-            rows = Table(columns, shape[0])
+        path = isinstance(table, str | os.PathLike)
+        rows = read_table(Path(table), skip=self.encoding.ignored) if path else Table.of(table)
         return self.clf.predict_proba(self.encoding.encode(rows, unseen))
 
 
@@ -145,19 +139,6 @@ def packed_digests(X: NDArray[np.float64], y: NDArray[Any], group: Group = ALONE
 
 def _unpacked(text: str) -> NDArray[np.uint64]:
     return np.frombuffer(base64.b64decode(text, validate=True), dtype="<u8")
-
-
-def _column(values: ArrayLike) -> NDArray[Any]:
-    """A column as those of files are: text and its gaps are objects, str or None."""
-    column = np.asarray(values)
-    if column.dtype.kind not in "OU" or column.ndim != 1:
-        return column
-    return np.array([None if _is_gap(v) else str(v).strip() for v in column.tolist()], dtype=object)
-
-
-def _is_gap(value: Any) -> bool:
-    nan = isinstance(value, float) and value != value
-    return value is None or nan or type(value).__name__ in ("NAType", "NaTType")  # pandas' own
 
 
 def table_part(info: dict[str, Any]) -> tuple[Encoding, dict[str, Any]]:
