@@ -109,7 +109,7 @@ def annealed(data: Split, k: RBF, seed: int, folder: Path) -> dict[str, NDArray]
         theta = np.repeat(posterior.theta[None], n, axis=0)
         draws = Draws(g, np.zeros(n), theta, np.zeros((n, C)))
         model = SampledModel(posterior, [draws], LogisticSoftmax(), seed)
-        p = model.proba(torch.tensor(data.X_test))
+        p = model.untempered(torch.tensor(data.X_test))
         return {"proba": p.numpy(), "log_evidence": np.array(log_evidence)}
 
     return kept(folder, digest(data, k, *SETTINGS, seed), sample)

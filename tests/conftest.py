@@ -19,6 +19,7 @@ from hypothesis import settings
 
 import commands
 from conjugp import kernels as k
+from conjugp.kernels._columns import Columns
 
 # Timings vary between machines, and the same examples every time keep a failure reproducible.
 settings.register_profile("conjugp", deadline=None, derandomize=True, print_blob=True)
@@ -54,7 +55,17 @@ def kernel_cases() -> dict[str, list[k.Kernel]]:
     return KERNEL_CASES
 
 
-@pytest.fixture(params=[c for cases in KERNEL_CASES.values() for c in cases], ids=repr)
+# What is not exported keeps the same contract.
+PRIVATE_CASES: list[k.Kernel] = [
+    Columns(k.RBF((2.0, 0.7), 1.7), (1, 0)),
+    Columns(k.RBF((0.7, 2.0), 0.5), (0, 2)) + Columns(k.Linear(1.3, 0.3), (1,)),
+    (Columns(k.RBF(1.0, 0.4), (2, 0)) + k.Linear(ARD, 1.0)) * Columns(k.Matern52(2.0, 1.0), (1,)),
+]
+
+
+@pytest.fixture(
+    params=[*(c for cases in KERNEL_CASES.values() for c in cases), *PRIVATE_CASES], ids=repr
+)
 def kernel(request: pytest.FixtureRequest) -> k.Kernel:
     return request.param
 

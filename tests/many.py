@@ -11,6 +11,8 @@ from conjugp import GPClassifier
 from conjugp._gp.covariance import family as family_of
 from conjugp._gp.features import basis
 from conjugp._gp.model import Model
+from conjugp._gp.temperature import Calibration
+from conjugp._inputs.inputs import Inputs
 from conjugp._inputs.scales import Scaling
 from conjugp.kernels import RBF
 from conjugp.likelihoods import LogisticSoftmax
@@ -36,8 +38,9 @@ def classifier(n_classes: int, variance_scale: float = 1.0, family: str = "share
     clf = GPClassifier()
     clf.classes_ = np.arange(n_classes)
     clf.n_features_in_ = 2
-    clf.temperature_, clf.variance_scale_ = 1.3, variance_scale
-    clf._fitted = SimpleNamespace(model=model(n_classes, family=family), shares=None)  # type: ignore[assignment]
-    clf._scaling = Scaling(np.zeros(2), np.ones(2))
+    calibration = Calibration(1.3, variance_scale)
+    predictor = model(n_classes, family=family).with_calibration(calibration, None)
+    clf._fitted = SimpleNamespace(model=predictor)  # type: ignore[assignment]
+    clf._inputs = Inputs(Scaling(np.zeros(2), np.ones(2)))
     clf._prediction_seed = 0
     return clf

@@ -23,12 +23,12 @@ from sklearn.linear_model import LogisticRegression
 import commands
 from commands import conjugp, fails, read_rows, write_csv
 from conjugp import GPClassifier, cli, load, metrics
+from conjugp._inputs.table import TableError
 from conjugp._persistence import model_file as saving
 from conjugp.cli import _demo as demo
 from conjugp.cli import _export as export
 from conjugp.cli._fit import _kernel
 from conjugp.cli._scores import split
-from conjugp.cli._tables import TableError
 from conjugp.cli.models import load_model
 from conjugp.kernels import RBF, Linear, Matern32
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conjugp._inputs.cells import kind_of
+from conjugp._inputs.table import Table, TableError
 from conjugp._persistence.files import FileFormatError
-from conjugp.cli._cells import kind_of
 from conjugp.cli._encoding import Encoding, choose_encoding
-from conjugp.cli._tables import Table, TableError
 
 
 def table(**columns) -> Table:

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from conjugp.cli._tables import TableError, read_table
+from conjugp._inputs.table import TableError
+from conjugp.cli._tables import read_table
 
 BENCH = Path(__file__).parents[2] / "bench"
 

@@ -34,7 +34,8 @@ from test_bad_input import BAD_DATA
 import conjugp
 from conjugp import GibbsGPClassifier, GPClassifier
 from conjugp._estimators import gibbs_classifier as gibbs
-from conjugp._estimators.classifier import seed_of
+from conjugp._estimators.predicting import seed_of
+from conjugp._estimators.problem import problem_of
 from conjugp._persistence.files import FileFormatError, read
 from conjugp._sampler import costs
 from conjugp._sampler import parallel as chains
@@ -627,7 +628,7 @@ def test_memory_is_said_and_bounded(no_work):
     clf = quick(n_samples=1000, n_chains=4, max_memory=2e-3)
     with pytest.raises(ValueError, match=r"needs 0\.0 GB \(4 chains of 1000 draws of 3 classes"):
         clf.fit(X, y)
-    problem = clf._problem(X, y, 0)
+    problem = problem_of(clf, X, y, 0)
     schedule = chains.Schedule(4, 1000, 10, 1, 0)
     size = costs.gigabytes(problem.target, schedule, 1)
     assert_allclose(size, 8e-9 * (4 * 1000 * 3 * 24 + 5 * 24**2), rtol=1e-12)
@@ -819,13 +820,13 @@ def test_checkpoints_are_checked_before_any_work(no_work, tmp_path):
 def batch_errors(clf: GibbsGPClassifier, A: np.ndarray, n_batches: int) -> dict[str, np.ndarray]:
     """Standard errors of p, mean and variance from the means of batches of every chain."""
     found = []
-    at = clf._inputs(A)
+    at = clf._rows(A)
     n = clf.n_samples // n_batches
     for d in clf._model.draws:
         for i in range(n_batches):
             part = SampledModel(clf._model.target, [d[i * n : (i + 1) * n]], clf._model.likelihood)
             m, v = part.latent(at)
-            found.append((part.proba(at).numpy(), m.numpy(), (v + m * m).numpy()))
+            found.append((part.untempered(at).numpy(), m.numpy(), (v + m * m).numpy()))
     p, m, m2 = (np.array(x) for x in zip(*found, strict=True))
     influence = m2 - 2 * m.mean(0) * m  # the delta method
     return {

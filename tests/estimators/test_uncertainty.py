@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from torch import Tensor
 from brute import grid
 from conjugp import FitOptions, GPClassifier
 from conjugp._estimators import predicting as face
-from conjugp._estimators.predicting import ProbabilisticClassifier, Uncertainty, entropy
+from conjugp._estimators.predicting import ProbabilisticClassifier, Uncertainty
 from conjugp._gp.prediction import predict_proba
+from conjugp._gp.predictor import Predictive, entropy
+from conjugp._gp.temperature import Calibration
 from conjugp.likelihoods import LIKELIHOODS, Likelihood, LogisticSoftmax, Softmax, get_likelihood
 from faces import decoupled, fixed, toy
 
@@ -219,18 +222,17 @@ def test_entropies_too_small_to_divide():
     class Certain(ProbabilisticClassifier):
         classes_ = np.arange(2)
 
-        def _inputs(self, X):
+        def _rows(self, X):
             return torch.as_tensor(X)
 
-        def _proba(self, X):
-            return np.tile([0.9, 0.1], (len(X), 1))
-
-        def _predictive(self, X):
+        @property
+        def _predictor(self):
             p = np.array([[1.0, 0.0], [1 - 1e-9, 1e-9]])
-            return face.Predictive(p, entropy(p) * 0.5)
-
-        def _is_calibrated(self):
-            return True
+            return SimpleNamespace(
+                proba=lambda X, how: np.tile([0.9, 0.1], (len(X), 1)),
+                predictive=lambda X: Predictive(p, entropy(p) * 0.5),
+                calibration=Calibration(2.0),
+            )
 
     found = Certain().predict_uncertainty(np.zeros((2, 1)))
     adds_up(found)

@@ -21,6 +21,8 @@ from conjugp import FitOptions, GibbsGPClassifier, GPClassifier
 from conjugp._gp.covariance import family as family_of
 from conjugp._gp.features import basis
 from conjugp._gp.model import Model
+from conjugp._gp.temperature import Calibration
+from conjugp._inputs.inputs import Inputs
 from conjugp._inputs.scales import Scaling
 from conjugp.export import _integrals, to_onnx
 from conjugp.export._graph import OPSET, Scope
@@ -77,12 +79,11 @@ def classifier(
     covariance = family_of(family)(R[family].to(dtype))
     clf = GPClassifier(likelihood=likelihood)
     clf.classes_ = np.arange(C)
-    clf._fitted = SimpleNamespace(  # type: ignore[assignment]
-        model=Model(likelihood, likelihood.bounds[0], kernels, *arrays, covariance),
-        shares=torch.arange(1.0, C + 1.0, dtype=torch.float64) / (C * (C + 1) / 2),
-    )
-    clf._scaling = Scaling(SHIFT, SCALE)
-    clf.temperature_, clf.variance_scale_ = temperature, variance_scale
+    shares = torch.arange(1.0, C + 1.0, dtype=torch.float64) / (C * (C + 1) / 2)
+    model = Model(likelihood, likelihood.bounds[0], kernels, *arrays, covariance)
+    model = model.with_calibration(Calibration(temperature, variance_scale), shares)
+    clf._fitted = SimpleNamespace(model=model)  # type: ignore[assignment]
+    clf._inputs = Inputs(Scaling(SHIFT, SCALE))
     clf.kernel_, clf.inducing_points_ = kernels[0], SHIFT + SCALE * Z.numpy()
     clf.n_features_in_, clf._prediction_seed = D, 0
     return clf

@@ -26,7 +26,7 @@ from conjugp._fit import coupled as coupled_module
 from conjugp._fit import kernel as kernel_module
 from conjugp._fit import learn as learn_module
 from conjugp._fit import mean as mean_module
-from conjugp._fit.calibrate import SCALES, unseen
+from conjugp._fit.calibrate import unseen
 from conjugp._fit.learn import kernel_rate
 from conjugp._fit.plan import start_mean
 from conjugp._fit.run import estimated_elbo
@@ -36,7 +36,7 @@ from conjugp._gp.features import basis, features
 from conjugp._gp.model import Model, coupled
 from conjugp._gp.posterior import Posterior, marginals, moments
 from conjugp._gp.state import initial_state
-from conjugp._gp.temperature import MORE, VARIANCE_SCALES, fit_calibration
+from conjugp._gp.temperature import MORE, SCALES, VARIANCE_SCALES, fit_calibration
 from conjugp._inference.settings import Progress
 from conjugp._inference.svi import clamp
 from conjugp._rows.dataset import Data, class_shares
@@ -566,10 +566,10 @@ def test_calibrate_knows_what_was_fitted(make, scales, after):
 def test_more_rows_with_the_share_of_the_fit(share):
     """What is reported is the ELBO of the last batch, scaled to all, whatever was raised."""
     clf = minibatch(options=FitOptions(conditional_variance=share)).fit(X, y)
-    kept = clf._fitted.kept
+    kept = clf._fitted.model.kept
     assert kept == pytest.approx(0.4 if share == "auto" else 1.0)
     clf.partial_fit(X[:20], y[:20])
-    assert clf._fitted.kept == kept
+    assert clf._fitted.model.kept == kept
     assert clf.history_[-1]["measure"] == ("ELBO" if kept == 1.0 else "relaxed ELBO")
     if kept < 1.0:
         kl = float(clf._fitted.model.kl())

@@ -304,8 +304,8 @@ def test_a_linear_kernel_keeps_its_origin():
     np.testing.assert_allclose(mean[2], 2 * mean[1], rtol=1e-6)
     np.testing.assert_allclose(variance[2], 4 * variance[1], rtol=1e-3)
     both = fixed(kernel=Linear(1.0, 1.0) + RBF(1.0, 1.0), prior_mean=0.0).fit(A, [0, 0, 1, 1])
-    assert both._scaling.shift == 0
-    np.testing.assert_array_equal(fixed().fit(A, [0, 0, 1, 1])._scaling.shift, [2.5])
+    assert both._inputs.scaling.shift == 0
+    np.testing.assert_array_equal(fixed().fit(A, [0, 0, 1, 1])._inputs.scaling.shift, [2.5])
 
 
 def test_a_linear_kernel_away_from_the_origin():

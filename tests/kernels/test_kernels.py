@@ -32,6 +32,7 @@ from conjugp.kernels import (
     Stationary,
     Sum,
 )
+from conjugp.kernels._columns import Columns
 from conjugp.kernels._parameters import FREE
 
 STATIONARY = [RBF, Matern12, Matern32, Matern52, RationalQuadratic]
@@ -39,9 +40,16 @@ ARD = [0.7, 1.3, 2.0]
 
 
 def parts_of(kernel: Kernel) -> list[Kernel]:
-    if isinstance(kernel, Normalised):
+    if isinstance(kernel, Normalised | Columns):
         return parts_of(kernel.kernel)
     return [p for part in getattr(kernel, "parts", ()) for p in parts_of(part)] or [kernel]
+
+
+def seen_by(kernel: Kernel, n: int = 3) -> list[int]:
+    """How many features every one of `parts_of` sees, of n."""
+    inner = getattr(kernel, "parts", (kernel.kernel,) if hasattr(kernel, "kernel") else ())
+    n = len(kernel.columns) if isinstance(kernel, Columns) else n
+    return [m for part in inner for m in seen_by(part, n)] or [n]
 
 
 # --- the contract -------------------------------------------------------------------------------
@@ -173,8 +181,9 @@ def test_to_units_keeps_isotropy_where_it_can(kernel, X, Z):
     for before, after in zip(parts_of(kernel), parts_of(constant), strict=True):
         assert np.shape(before.lengthscale) == np.shape(after.lengthscale)
     if not isinstance(kernel, Normalised):  # whose lengthscales are those of a sphere
-        for part in parts_of(kernel.to_units(np.array([1.0, 1.0, 2.0]))):
-            assert np.shape(part.lengthscale) == (3,)
+        converted = kernel.to_units(np.array([1.0, 1.0, 2.0]))
+        for part, n in zip(parts_of(converted), seen_by(kernel), strict=True):
+            assert np.shape(part.lengthscale) == ((n,) if n > 1 else ())
 
 
 def test_to_units_keeps_the_graph(kernel, X, Z):

@@ -338,8 +338,10 @@ def test_chunks_are_bounded_and_do_not_matter(monkeypatch, family):
     X = np.random.default_rng(0).standard_normal((50, 2))
     whole, best = clf.predict_proba(X), clf.predict_topk(X, 3)
     seen: list[int] = []
-    proba = type(clf)._proba
-    monkeypatch.setattr(type(clf), "_proba", lambda s, x: (seen.append(len(x)), proba(s, x))[1])
+    proba = type(clf._predictor).proba
+    monkeypatch.setattr(
+        type(clf._predictor), "proba", lambda s, x, how: (seen.append(len(x)), proba(s, x, how))[1]
+    )
     monkeypatch.setattr(face, "CHUNK_ELEMENTS", 7 * 200)
     np.testing.assert_allclose(clf.predict_proba(X), whole, rtol=0, atol=1e-11)
     np.testing.assert_array_equal(clf.predict_topk(X, 3)[0], best[0])

@@ -68,7 +68,7 @@ def test_probabilities(kind):
         torch.tensor(means).flatten(0, 1), torch.tensor(variances).flatten(0, 1)
     )
     expected = each.view(means.shape).mean(0).numpy()
-    p = m.proba(X_NEW).numpy()
+    p = m.untempered(X_NEW).numpy()
     assert_allclose(p.sum(1), 1.0, atol=1e-12)
     # Within a draw p has at most a deviation of ½, and opposite pairs do better than that.
     assert np.abs(p - expected).max() < 4 * 0.5 / np.sqrt(2 * sampled._NOISE)
@@ -88,7 +88,7 @@ def test_probabilities_where_a_draw_leaves_nothing_open(kind):
         ]
     )  # fmt: skip
     expected = LIKELIHOOD.prob(torch.tensor(f).mT).mean(0)
-    assert_allclose(m.proba(m.Z), expected, atol=2e-4)
+    assert_allclose(m.untempered(m.Z), expected, atol=2e-4)
     assert_allclose(m.latent(m.Z)[0], f.mean(0).T, atol=2e-3)
 
 
@@ -101,16 +101,16 @@ def _matrices(m: SampledModel, theta: np.ndarray) -> list[np.ndarray]:
 @pytest.mark.parametrize("kind", ["full", "sampled", "classes"])
 def test_rows_do_not_depend_on_each_other(kind, monkeypatch):
     m = model(kind, n=9)
-    p, (mean, variance) = m.proba(X_NEW), m.latent(X_NEW)
+    p, (mean, variance) = m.untempered(X_NEW), m.latent(X_NEW)
     for rows in ([3], [5, 1], [6, 6, 0, 2]):
         x = X_NEW[rows]
-        assert_allclose(m.proba(x), p[rows], rtol=1e-12)
+        assert_allclose(m.untempered(x), p[rows], rtol=1e-12)
         assert_allclose(m.latent(x)[0], mean[rows], rtol=1e-12, atol=1e-12)
         assert_allclose(m.latent(x)[1], variance[rows], rtol=1e-10)
     monkeypatch.setattr(sampled, "_CHUNK_ELEMENTS", 1)  # one row at a time
-    assert_allclose(m.proba(X_NEW), p, rtol=1e-12)
+    assert_allclose(m.untempered(X_NEW), p, rtol=1e-12)
     assert_allclose(m.latent(X_NEW)[1], variance, rtol=1e-10)
-    assert m.proba(X_NEW[:0]).shape == (0, 3)
+    assert m.untempered(X_NEW[:0]).shape == (0, 3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -161,11 +161,11 @@ def test_equal_inputs_have_equal_latents(kind):
 def test_pickled_without_what_can_be_computed(kind):
     m = model(kind)
     size = len(pickle.dumps(m))
-    p, f = m.proba(X_NEW), m.sample(X_NEW, 3, torch.Generator().manual_seed(0))
+    p, f = m.untempered(X_NEW), m.sample(X_NEW, 3, torch.Generator().manual_seed(0))
     data = pickle.dumps(m)
     assert len(data) == size
     again = pickle.loads(data)
-    assert torch.equal(again.proba(X_NEW), p)
+    assert torch.equal(again.untempered(X_NEW), p)
     assert torch.equal(again.sample(X_NEW, 3, torch.Generator().manual_seed(0)), f)
 
 

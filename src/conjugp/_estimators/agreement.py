@@ -14,7 +14,9 @@ from conjugp._estimators.rows import (
     check_labelled,
     check_some,
     class_factors,
+    names_of,
     no_rows,
+    set_features,
 )
 from conjugp._fit.options import FitOptions
 from conjugp._persistence.fingerprint import fingerprint
@@ -68,9 +70,9 @@ def check_shards(
     """
     X_, y_, weight = group.all(lambda: _checked(clf, X, y, sample_weight))
     scale = reduce(WeightScale.plus, group.gather(WeightScale.of(weight)))
-    names = getattr(clf, "feature_names_in_", None)
+    names = names_of(clf)
     told = None if not len(X_) else (X_.shape[1], X_.dtype, _kind(y_), np.unique(y_))
-    found = group.gather((told, None if told is None or names is None else list(names)))
+    found = group.gather((told, None if told is None else names))
     some = [(rank, told, names) for rank, (told, names) in enumerate(found) if told is not None]
     if not some:
         raise ValueError("no rank has rows of positive weight: there is nothing to fit")
@@ -89,9 +91,7 @@ def check_shards(
     dtype = np.result_type(*(told[1] for _, told, _ in some))
     classes = np.unique(np.concatenate([told[3] for _, told, _ in some]))
     check_classes(classes)
-    clf.n_features_in_ = width
-    if names is not None:
-        clf.feature_names_in_ = np.array(names, dtype=object)
+    set_features(clf, width, names)
     X_ = X_.astype(dtype, copy=False) if len(X_) else np.empty((0, width), dtype)
     labels = np.searchsorted(classes, y_) if len(X_) else np.empty(0, np.int64)
     mass = np.bincount(labels, weights=weight, minlength=len(classes))

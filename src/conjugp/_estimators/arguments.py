@@ -33,8 +33,6 @@ def check_parameters(clf: Any) -> tuple[Likelihood, str, FitOptions]:
         raise ValueError(f"inference='ep' needs likelihood='heaviside'; got {clf.likelihood!r}")
     if clf.n_inducing is not None and clf.n_inducing != "auto":
         whole("n_inducing", clf.n_inducing, 1)
-    if isinstance(clf.inducing, str):
-        one_of("inducing", clf.inducing, STRATEGIES)
     if clf.learn_inducing != "auto":
         one_of("learn_inducing", clf.learn_inducing, (True, False))
     if clf.batch_size is not None and clf.batch_size != "auto":
@@ -66,16 +64,12 @@ def check_parameters(clf: Any) -> tuple[Likelihood, str, FitOptions]:
                 f"covariance={clf.covariance!r} trains the mean by the gradient of log p(y | f), "
                 f"which {likelihood.name!r} does not have; use 'full' or 'auto'"
             )
-    if isinstance(clf.prior_mean, str) and clf.prior_mean != "auto":
-        raise ValueError(f"prior_mean must be 'auto' or numbers; got {clf.prior_mean!r}")
     if clf.temperature is not None and clf.temperature != "auto":
         number("temperature", clf.temperature, 0, exclusive=True)
     number("max_epochs", clf.max_epochs, 0, exclusive=True)
     number("tol", clf.tol, 0)
     number("learning_rate", clf.learning_rate, 0, exclusive=True)
     one_of("dtype", clf.dtype, ("float32", "float64"))
-    if not isinstance(clf.verbose, bool):
-        whole("verbose", clf.verbose, 0)
     options = FitOptions() if clf.options is None else clf.options
     if not isinstance(options, FitOptions):
         raise ValueError(f"options must be a FitOptions or None; got {options!r}")
@@ -86,11 +80,22 @@ def check_parameters(clf: Any) -> tuple[Likelihood, str, FitOptions]:
             f"got {options.conditional_variance!r}"
         )
     check_device(clf.device, 0)
+    check_common(clf)
+    return likelihood, bound, options
+
+
+def check_common(clf: Any) -> None:
+    """The arguments that the sampler has as well."""
+    if isinstance(clf.inducing, str):
+        one_of("inducing", clf.inducing, STRATEGIES)
+    if isinstance(clf.prior_mean, str) and clf.prior_mean != "auto":
+        raise ValueError(f"prior_mean must be 'auto' or numbers; got {clf.prior_mean!r}")
+    if not isinstance(clf.verbose, bool):
+        whole("verbose", clf.verbose, 0)
     try:
         check_random_state(clf.random_state)
     except ValueError as error:
         raise ValueError(f"random_state: {error}") from error
-    return likelihood, bound, options
 
 
 def check_device(name: str, n_rows: int, group: Group = ALONE) -> torch.device:

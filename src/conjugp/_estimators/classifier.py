@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import signal
-import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_consistent_length, check_random_state
+from sklearn.utils import check_consistent_length
 from sklearn.utils.validation import check_is_fitted, column_or_1d
-from torch import Tensor
 
 from conjugp._estimators.agreement import (
     check_distributed,
@@ -27,29 +24,31 @@ from conjugp._estimators.agreement import (
 )
 from conjugp._estimators.arguments import SMALL_ROWS, check_device, check_parameters
 from conjugp._estimators.model_file import Saveable
-from conjugp._estimators.predicting import Predictive, ProbabilisticClassifier, entropy
+from conjugp._estimators.predicting import (
+    ProbabilisticClassifier,
+    seed_of,
+    unchanged_on_error,
+    without_interrupts,
+)
 from conjugp._estimators.progress import ProgressBar
 from conjugp._estimators.reading import MEMORY_BYTES, read
 from conjugp._estimators.resuming import open_journal
-from conjugp._estimators.rows import check_rows, check_training_data, check_weight
-from conjugp._fit.calibrate import variance_scales
+from conjugp._estimators.rows import check_training_data, check_weight, names_of
 from conjugp._fit.fit import fit, salvage
-from conjugp._fit.options import FitOptions, whole
+from conjugp._fit.options import FitOptions
 from conjugp._fit.partial import Stream
 from conjugp._fit.plan import COUPLED_INDUCING, make_plan, start_mean
 from conjugp._fit.run import Fitted, Run
-from conjugp._gp.covariance import NONE
-from conjugp._gp.model import Model
-from conjugp._gp.prediction import apply_temperature, predict_proba
-from conjugp._gp.temperature import Calibration, fit_calibration
+from conjugp._gp.predictor import Integration, Predictor
+from conjugp._gp.temperature import Calibration
 from conjugp._inference.settings import Progress
-from conjugp._inputs.scales import Scaling, fit_scaling
+from conjugp._inputs.inputs import Inputs
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._numerics.threads import for_rows
 from conjugp._persistence.files import check_path
 from conjugp._persistence.journal import Journal
 from conjugp._rows.canonical import Rows
-from conjugp._rows.dataset import Data, Dataset
+from conjugp._rows.dataset import Dataset
 from conjugp._rows.group import ALONE, Group, current
 from conjugp._rows.on_disk import Store
 from conjugp._rows.sources import Batch, array_batches, batches
@@ -57,7 +56,6 @@ from conjugp._rows.working import dataset, in_memory
 from conjugp.kernels import Kernel
 from conjugp.likelihoods import Likelihood
 
-_ROWS = 2**15  # rows that are scaled at a time
 _STREAM_CACHE_MB = 512  # kernel values kept in fits of streams
 
 
@@ -394,9 +392,10 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             warm = getattr(self, "_fitted", None) if self.warm_start else None
             if warm is not None:
                 same = np.array_equal(classes, self.classes_) and warm.state is not None
-                warm = warm if same and rows.n_features == self._scaling.shift.size else None
-            center = self.kernel is None or self.kernel.stationary
-            scaling = self._scaling if warm else fit_scaling(rows, center, group)
+                warm = warm if same and rows.n_features == self._inputs.n_features else None
+            names = names_of(self)
+            inputs = self._inputs if warm else Inputs.fit(rows, [self.kernel], names, group)
+            scaling = inputs.scaling
             start = warm.state if warm else None
 
             def prepared(dtype: torch.dtype, journal: Journal | None = None) -> tuple[Run, Dataset]:
@@ -429,7 +428,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 if saved is None:
                     raise
                 fitted, found = saved
-            self._keep(fitted, found, classes)
+            self._keep(fitted, Inputs(found, names), classes)
             self.__dict__.pop("_stream", None)
         if stopped is not None:
             if options.on_interrupt == "raise":
@@ -437,7 +436,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             return self
         if fitted.saturated:
             warnings.warn(
-                f"the fit with bound={fitted.model.bound!r} says next to nothing: all latent "
+                f"the fit with bound={bound!r} says next to nothing: all latent "
                 "functions are far above zero, where every class is as likely as any other, and "
                 "that is the optimum of this bound with so large a kernel variance; use "
                 "bound='exact', or a smaller variance",
@@ -496,19 +495,16 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             raise ValueError("classes must hold at least 2 classes, got one class")
         with unchanged_on_error(self):
             rows, _ = check_training_data(self, X, y, sample_weight, known, reset=not fitted)
-            if fitted:
-                scaling = self._scaling
-            else:
-                center = self.kernel is None or self.kernel.stationary
-                scaling = fit_scaling(rows, center)
+            names, kernel = names_of(self), self.kernel
+            inputs = self._inputs if fitted else Inputs.fit(rows, [kernel], names)
             stream, goes_on = getattr(self, "_stream", None), True
             if stream is None:
                 limit = COUPLED_INDUCING if self.n_inducing in ("auto", None) else self.n_inducing
-                kernel = None if self.kernel is None else self.kernel.to_units(1 / scaling.scale)
                 inference = "ep" if self.inference == "ep" else "vi"
                 seed = self._seed()
                 share = options.conditional_variance
                 kept = 1.0 if share == "auto" else float(share)
+                kernel = inputs.inward(kernel)
                 stream = Stream(kernel, int(limit), likelihood, bound, seed, inference, kept)  # type: ignore[arg-type]
                 goes_on = fitted and stream.resume(self._fitted)
                 if fitted and not goes_on:
@@ -521,7 +517,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             double = self.dtype == "float64" or rows.n <= SMALL_ROWS
             dtype = stream.dtype or (torch.float64 if double else torch.float32)
             device = stream.device or check_device(self.device, rows.n)
-            data = in_memory(rows, scaling, len(known), dtype, device)
+            data = in_memory(rows, inputs.scaling, len(known), dtype, device)
             updated = stream.learn(
                 data,
                 start_mean(self.prior_mean, data, likelihood),
@@ -531,12 +527,14 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 batch_size=512 if self.batch_size == "auto" else self.batch_size,  # type: ignore[arg-type]
                 options=options,
             )
-        before = (1.0 if self.temperature in (None, "auto") else float(self.temperature), 1.0)  # type: ignore[arg-type]
+        model = updated.model
         if fitted and goes_on:
-            before = (self.temperature_, self.variance_scale_)
-            updated.shares = self._fitted.shares
-        self._keep(updated, scaling, known)
-        self.temperature_, self.variance_scale_ = before
+            old = self._fitted.model
+            model = model.with_calibration(old.calibration, old.shares)
+        elif self.temperature not in (None, "auto"):
+            given = Calibration(float(self.temperature))  # type: ignore[arg-type]
+            model = model.with_calibration(given, None)
+        self._keep(replace(updated, model=model), inputs, known)
         self._stream = stream
         return self
 
@@ -560,95 +558,8 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             The classifier, with a new ``temperature_``.
         """
         data = self._labelled(X, y, sample_weight)
-        m, v = self._fitted.model.latent(data.X)
-        scales = variance_scales(self._fitted.model.S.family, self._fitted.kept)
-        found = fit_calibration(
-            self._fitted.model.likelihood,
-            m,
-            v,
-            data.y,
-            data.weight,
-            scales,
-            self._fitted.shares,
-        )
-        self.temperature_, self.variance_scale_ = found.temperature, found.variance_scale
+        self._fitted = replace(self._fitted, model=self._predictor.calibrated(data))
         return self
-
-    # --- predicting ---------------------------------------------------------------------------
-
-    def _proba(self, X: Tensor) -> NDArray[np.float64]:
-        """Probabilities of rows in working units."""
-        options = self.options or FitOptions()
-        model = self._fitted.model
-        m, v = model.latent(X, variance=self.variance_scale_ > 0.0)
-        p = predict_proba(
-            model.likelihood,
-            m,
-            v,
-            options.prediction,
-            options.n_samples,
-            self._prediction_seed,
-            variance_scale=self.variance_scale_,
-        )
-        p = apply_temperature(p, self.temperature_, self._fitted.shares).cpu().numpy()
-        return p / p.sum(axis=1, keepdims=True)
-
-    def _is_calibrated(self) -> bool:
-        """Whether probabilities are other than the posterior predictive."""
-        return (self.temperature_, self.variance_scale_) != (1.0, 1.0)
-
-    def _predictive(self, X: Tensor) -> Predictive:
-        """The posterior predictive, with the whole variance, of rows in working units."""
-        model = self._fitted.model
-        m, v = model.latent(X)
-        if model.S.family == NONE:
-            p = model.likelihood.prob(m.double()).cpu().numpy()
-            return Predictive(p, entropy(p))
-        expected = model.likelihood.expected_entropy(m, v)
-        return Predictive(
-            predict_proba(model.likelihood, m, v).cpu().numpy(), expected.cpu().numpy()
-        )
-
-    def predict_latent(self, X: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean and variance of the latent functions under the posterior.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-            Rows to predict.
-
-        Returns
-        -------
-        mean, variance : ndarray of shape (n_samples, n_classes)
-        """
-        m, v = self._fitted_model().latent(self._inputs(X))
-        return m.cpu().double().numpy(), v.cpu().double().numpy().copy()
-
-    def sample_latent(
-        self,
-        X: ArrayLike,
-        n_samples: int = 1,
-        random_state: int | np.random.RandomState | None = None,
-    ) -> NDArray[np.float64]:
-        """Joint draws of the latent functions at the rows of X, at a cost of n_rows³.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_rows, n_features)
-            Where to draw.
-        n_samples : int, default=1
-            Number of draws.
-        random_state : int, RandomState instance or None, default=None
-            Seed of the draws.
-
-        Returns
-        -------
-        draws : ndarray of shape (n_samples, n_rows, n_classes)
-        """
-        whole("n_samples", n_samples, 1)
-        model = self._fitted_model()
-        generator = torch.Generator().manual_seed(seed_of(random_state))
-        return model.sample(self._inputs(X), n_samples, generator).cpu().double().numpy()
 
     def elbo(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """The evidence lower bound with these rows as the data, all constants included.
@@ -667,7 +578,30 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         elbo : float
             Higher is better.
         """
-        return self._fitted_model().elbo(self._labelled(X, y, sample_weight))
+        return self._predictor.elbo(self._labelled(X, y, sample_weight))
+
+    @property
+    def temperature_(self) -> float:
+        """Temperature of the probabilities."""
+        return self._fitted.model.calibration.temperature
+
+    @temperature_.setter
+    def temperature_(self, value: float) -> None:
+        self._recalibrate(temperature=value)
+
+    @property
+    def variance_scale_(self) -> float:
+        """Share of the latent variance that probabilities integrate over."""
+        return self._fitted.model.calibration.variance_scale
+
+    @variance_scale_.setter
+    def variance_scale_(self, value: float) -> None:
+        self._recalibrate(variance_scale=value)
+
+    def _recalibrate(self, **changes: float) -> None:
+        model = self._fitted.model
+        model = model.with_calibration(model.calibration._replace(**changes), model.shares)
+        self._fitted = replace(self._fitted, model=model)
 
     def _group(self) -> Group:
         """The ranks that fit together; this process alone where there is no group, or not to be."""
@@ -679,80 +613,22 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
 
     # --- fitted state -------------------------------------------------------------------------
 
-    def _keep(self, fitted: Fitted, scaling: Scaling, classes: NDArray[Any]) -> None:
+    def _keep(self, fitted: Fitted, inputs: Inputs, classes: NDArray[Any]) -> None:
         """Set all fitted attributes at once."""
-        model = fitted.model
-        kernels = [k.to_units(scaling.scale).frozen() for k in model.kernels]
-        self.classes_ = classes
-        self.kernel_ = kernels[0] if len(kernels) == 1 else kernels
-        self.inducing_points_ = scaling.invert(model.Z)
-        self.prior_mean_ = model.mean.cpu().double().numpy()
+        self._keep_face(fitted.model, inputs, classes)
         self.elbo_ = fitted.elbo
         self.history_ = fitted.history
         self.n_iter_ = max(1, math.ceil(fitted.epochs))
         self.converged_ = fitted.converged
         self.class_gap_ = fitted.class_gap
-        calibration: Calibration = fitted.calibration
-        self.temperature_ = calibration.temperature
-        self.variance_scale_ = calibration.variance_scale
-        self._fitted, self._scaling = fitted, scaling
+        self._fitted = fitted
         self._prediction_seed = self._seed() if isinstance(self.random_state, int) else 0
 
-    def _fitted_model(self) -> Model:
+    @property
+    def _predictor(self) -> Predictor:
         check_is_fitted(self)
         return self._fitted.model
 
-    def _inputs(self, X: ArrayLike) -> Tensor:
-        """Checked rows in working units."""
-        model = self._fitted_model()
-        X_, _ = check_rows(self, X, None, False)
-        Z = model.Z
-        out = Z.new_empty(X_.shape)
-        # In parts: no second copy of all rows.
-        for i in range(0, len(X_), _ROWS):
-            out[i : i + _ROWS] = self._scaling.apply(X_[i : i + _ROWS], Z.dtype, Z.device)
-        return out
-
-    def _labelled(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> Data:
-        """Checked rows with labels out of ``classes_``."""
-        model = self._fitted_model()
-        X_, y_ = check_rows(self, X, y, False)
-        y_ = column_or_1d(y_, warn=True)
-        unseen = np.setdiff1d(y_, self.classes_)
-        if len(unseen):
-            raise ValueError(f"y holds labels that were not in the fit: {unseen.tolist()}")
-        weight = check_weight(sample_weight, X_)
-        rows = Rows(X_, np.searchsorted(self.classes_, y_), weight)
-        Z = model.Z
-        return in_memory(rows, self._scaling, len(self.classes_), Z.dtype, Z.device)
-
-
-def seed_of(random_state: int | np.random.RandomState | None) -> int:
-    """A seed for torch from scikit-learn's kind of random state."""
-    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
-
-
-@contextmanager
-def unchanged_on_error(clf: Any) -> Iterator[None]:
-    """Leave a fitted estimator as it was when new rows turn out to be bad."""
-    before = dict(clf.__dict__)
-    try:
-        yield
-    except BaseException:
-        clf.__dict__.clear()
-        clf.__dict__.update(before)
-        raise
-
-
-@contextmanager
-def without_interrupts() -> Iterator[None]:
-    """Let Ctrl-C do nothing; signals are the main thread's."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    def _integration(self) -> Integration:
+        options = self.options or FitOptions()
+        return Integration(options.prediction, options.n_samples, self._prediction_seed)

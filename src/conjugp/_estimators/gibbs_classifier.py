@@ -4,40 +4,29 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.exceptions import ConvergenceWarning, DataConversionWarning
-from sklearn.utils import check_random_state
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
 
-from conjugp._estimators.classifier import (
-    GPClassifier,
+from conjugp._estimators.classifier import GPClassifier
+from conjugp._estimators.model_file import Saveable
+from conjugp._estimators.predicting import (
+    ProbabilisticClassifier,
     seed_of,
     unchanged_on_error,
     without_interrupts,
 )
-from conjugp._estimators.model_file import Saveable
-from conjugp._estimators.predicting import Predictive, ProbabilisticClassifier
+from conjugp._estimators.problem import Problem, check_sampler, problem_of
 from conjugp._estimators.progress import ChainBars
-from conjugp._estimators.rows import check_rows, check_training_data
-from conjugp._fit.options import number, one_of, whole
-from conjugp._fit.plan import given_inducing, start_mean
-from conjugp._fit.starts import median_distance
-from conjugp._gp import inducing
-from conjugp._inputs.scales import Scaling, fit_scaling
-from conjugp._numerics.threads import one_thread
+from conjugp._fit.options import whole
 from conjugp._persistence.files import check_path
-from conjugp._rows.canonical import Rows
-from conjugp._rows.dataset import Data
-from conjugp._sampler.chain import Draws, Target, distinct
+from conjugp._sampler.chain import Draws, Target
 from conjugp._sampler.costs import LONG_SECONDS, duration, gigabytes, long_run, seconds
 from conjugp._sampler.diagnostics import (
     Diagnostics,
@@ -48,23 +37,8 @@ from conjugp._sampler.diagnostics import (
 )
 from conjugp._sampler.parallel import Interrupted, Schedule, kept_seed, n_workers, sample_chains
 from conjugp._sampler.prediction import SampledModel
-from conjugp._sampler.sweep import AUGMENTATIONS, Observations
-from conjugp.kernels import RBF, Kernel
+from conjugp.kernels import Kernel
 from conjugp.likelihoods import get_likelihood
-
-HYPERPARAMETERS = ("fit", "fixed", "sample")
-FIT_INDUCING = 300  # inducing points of the variational fit that hyperparameters are taken from
-MEAN_VARIANCE = 4.0  # prior variance of a sampled prior mean
-START_VARIANCE = 10.0  # of a kernel that leaves it open
-
-
-class Problem(NamedTuple):
-    """What is to be sampled, in working units, and the way back to the user's."""
-
-    target: Target
-    classes: NDArray[Any]
-    scaling: Scaling
-    observations: NDArray[np.int64]  # (n,) observation of the target that each row is
 
 
 class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
@@ -236,7 +210,7 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         self : GibbsGPClassifier
             The fitted classifier.
         """
-        self._check()
+        check_sampler(self)
         if checkpoint is not None:
             check_path("checkpoint", checkpoint)
         require_arviz()
@@ -246,7 +220,7 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
             seed = kept_seed(checkpoint, seed)
         schedule = Schedule(self.n_chains, self.n_samples, self.n_warmup, self.thin, seed)
         with unchanged_on_error(self):
-            problem = self._problem(X, y, seed)
+            problem = problem_of(self, X, y, seed)
             self._announce(problem.target, schedule)
             bars = ChainBars(self.n_chains, schedule.n_sweeps, self.verbose)
             try:
@@ -265,144 +239,6 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         elif not self.converged_:
             warnings.warn(self._diagnostics.advice(), ConvergenceWarning, stacklevel=2)
         return self
-
-    def _check(self) -> None:
-        """Every argument of the constructor, before any work."""
-        if self.kernel is not None and (
-            not self._kernels() or not all(isinstance(k, Kernel) for k in self._kernels())
-        ):
-            raise ValueError(
-                "kernel must be a conjugp.kernels.Kernel, a list of them or None; "
-                f"got {self.kernel!r}"
-            )
-        one_of("hyperparameters", self.hyperparameters, HYPERPARAMETERS)
-        if self.hyperparameters == "fit" and len(self._kernels()) > 1:
-            raise ValueError(
-                "hyperparameters='fit' takes one kernel; with one per class use 'fixed' or 'sample'"
-            )
-        one_of("augmentation", self.augmentation, AUGMENTATIONS)
-        one_of("on_interrupt", self.on_interrupt, ("raise", "return"))
-        if isinstance(self.prior_mean, str) and self.prior_mean != "auto":
-            raise ValueError(f"prior_mean must be 'auto' or numbers; got {self.prior_mean!r}")
-        if self.n_inducing is not None:
-            whole("n_inducing", self.n_inducing, 1)
-        if isinstance(self.inducing, str):
-            one_of("inducing", self.inducing, inducing.STRATEGIES)
-        whole("n_samples", self.n_samples, 1)
-        whole("n_warmup", self.n_warmup, 0)
-        whole("n_chains", self.n_chains, 1)
-        whole("thin", self.thin, 1)
-        number("prior_scale", self.prior_scale, 0, exclusive=True)
-        number("max_memory", self.max_memory, 0, exclusive=True)
-        if self.n_jobs is not None and (
-            isinstance(self.n_jobs, bool)
-            or not isinstance(self.n_jobs, Integral)
-            or not self.n_jobs
-        ):
-            raise ValueError(
-                f"n_jobs must be a whole number other than 0, or None; got {self.n_jobs!r}"
-            )
-        if not isinstance(self.verbose, bool):
-            whole("verbose", self.verbose, 0)
-        try:
-            check_random_state(self.random_state)
-        except ValueError as error:
-            raise ValueError(f"random_state: {error}") from error
-
-    def _kernels(self) -> list[Any]:
-        """The kernels given: one, which may be None, or one for each class."""
-        return list(self.kernel) if isinstance(self.kernel, list | tuple) else [self.kernel]
-
-    def _problem(self, X: ArrayLike, y: ArrayLike, seed: int) -> Problem:
-        """The posterior to sample, and how it belongs to the rows and units of the user."""
-        rows, classes = check_training_data(self, X, y, None)
-        rows = rows.gathered()
-        C, given = len(classes), self._kernels()
-        if len(given) not in (1, C):
-            raise ValueError(f"kernel must be one kernel or {C}, one per class; got {len(given)}")
-        center = all(k is None or k.stationary for k in given)
-        scaling = fit_scaling(rows, center)
-        work = scaling.apply(rows.X, torch.float64, torch.device("cpu"))
-        data = Data(work, torch.as_tensor(rows.y), torch.as_tensor(rows.weight), C)
-        mean = start_mean(self.prior_mean, data).numpy()
-        own = self._own_inducing(work, scaling)
-        kernels = _in_working_units(given, scaling, work)
-        with one_thread():
-            if self.hyperparameters == "fit":
-                fitted, mean = self._fitted_hyperparameters(rows, given[0], seed)
-                kernels = _in_working_units([fitted], scaling, work)
-            Z = self._inducing(data, kernels[0], seed) if own is None else own
-        sampled = self.hyperparameters == "sample"
-        inputs, index = distinct(work.numpy())
-        times = rows.weight.astype(np.int64)
-        index = np.repeat(np.arange(len(inputs)) if index is None else index, times)
-        plain = len(index) == len(inputs) and np.array_equal(index, np.arange(len(inputs)))
-        target = Target(
-            Observations(np.repeat(rows.y, times), C, None if plain else index),
-            inputs,
-            Z,
-            tuple(kernels),
-            mean.astype(np.float64),
-            self.augmentation,
-            MEAN_VARIANCE if sampled and isinstance(self.prior_mean, str) else 0.0,
-            float(self.prior_scale) if sampled else 0.0,
-        )
-        return Problem(target, classes, scaling, self._observations(X, y, rows, classes))
-
-    def _fitted_hyperparameters(
-        self, rows: Rows, kernel: Kernel | None, seed: int
-    ) -> tuple[Kernel, NDArray[np.float64]]:
-        """The kernel in the units of X and prior means from a variational fit."""
-        clf = GPClassifier(
-            RBF() if kernel is None else kernel,
-            n_inducing=min(len(rows.X), FIT_INDUCING),
-            covariance="full",
-            prior_mean=self.prior_mean,
-            temperature=None,
-            device="cpu",
-            dtype="float64",
-            random_state=seed,
-            verbose=self.verbose,
-        )
-        with warnings.catch_warnings():
-            # Good enough to sample with, even where the ELBO could still rise a little.
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            clf.fit(rows.X, rows.y, rows.weight)
-        return clf.kernel_, clf.prior_mean_  # type: ignore[return-value]
-
-    def _own_inducing(self, X: Tensor, scaling: Scaling) -> NDArray[np.float64] | None:
-        """The inducing points given, (M, D)."""
-        if isinstance(self.inducing, str):
-            return None
-        return given_inducing(self.inducing, X, scaling).numpy()
-
-    def _inducing(self, data: Data, kernel: Kernel, seed: int) -> NDArray[np.float64] | None:
-        """Inducing points chosen from the rows, (M, D); None for the full Gaussian process."""
-        if self.n_inducing is None or self.n_inducing >= len(data.y):
-            return None
-        assert isinstance(self.inducing, str)
-        generator = torch.Generator().manual_seed(seed)
-        return inducing.choose(
-            self.inducing, data.X, data.weight, self.n_inducing, kernel, generator
-        ).numpy()
-
-    def _observations(
-        self, X: ArrayLike, y: ArrayLike, rows: Rows, classes: NDArray[Any]
-    ) -> NDArray[np.int64]:
-        """Which observation of the target every row of the user is; equal rows are alike."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DataConversionWarning)  # said before
-            X_, y_ = check_rows(self, X, y, False)
-        labels = np.searchsorted(classes, y_)
-        both = np.concatenate(
-            [np.column_stack([rows.X, rows.y]), np.column_stack([X_, labels])], dtype=np.float64
-        )
-        _, same = np.unique(both, axis=0, return_inverse=True)
-        same = same.reshape(-1)
-        n = len(rows.y)
-        first = np.empty(n, dtype=np.int64)
-        first[same[:n]] = np.cumsum(rows.weight.astype(np.int64)) - rows.weight.astype(np.int64)
-        return first[same[n:]]
 
     def _announce(self, target: Target, schedule: Schedule) -> None:
         """Say what the run will take, and refuse what would not fit in memory."""
@@ -430,78 +266,21 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         self, problem: Problem, draws: list[Draws], seed: int, found: Diagnostics | None = None
     ) -> None:
         """Set all fitted attributes at once."""
-        target, classes, scaling, observations = problem
+        target, classes, inputs, observations = problem
         likelihood = get_likelihood("logistic-softmax")
-        model = SampledModel(
-            replace(target), draws, likelihood, seed
-        )  # without its kernel matrices
+        # A copy of the target is without its kernel matrices.
+        model = SampledModel(replace(target), draws, likelihood, seed)
         found = diagnose(model) if found is None else found
-        theta = torch.from_numpy(np.concatenate([d.theta for d in draws]).mean(0))
-        kernels = [k.to_units(scaling.scale).frozen() for k in model.kernels(theta)]
-        self.classes_ = classes
-        self.kernel_ = kernels[0] if len(kernels) == 1 else kernels
-        self.prior_mean_ = np.concatenate([d.mean for d in draws]).mean(0)
-        self.inducing_points_ = scaling.invert(model.Z)
+        self._keep_face(model, inputs, classes)
         self.diagnostics_ = found.groups
         self.rhat_ = found.rhat
         self.ess_bulk_ = found.ess_bulk
         self.ess_tail_ = found.ess_tail
         self.converged_ = found.converged
         self.n_iter_ = self.n_warmup + self.thin * len(draws[0].g)
-        self._model, self._scaling, self._diagnostics = model, scaling, found
-        self._observation = observations
+        self._model, self._diagnostics, self._observation = model, found, observations
 
-    # --- predicting ---------------------------------------------------------------------------
-
-    def _proba(self, X: Tensor) -> NDArray[np.float64]:
-        """The posterior predictive, averaged over the draws, of rows in working units."""
-        p = self._fitted_model().proba(X).numpy()
-        return p / p.sum(axis=1, keepdims=True)
-
-    def _predictive(self, X: Tensor) -> Predictive:
-        """Probabilities and entropies, averaged over the draws, of rows in working units."""
-        p, expected = self._fitted_model().proba_and_entropy(X)
-        return Predictive(p.numpy(), expected.numpy())
-
-    def predict_latent(self, X: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Posterior mean and variance of the latent functions.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-            Rows to predict.
-
-        Returns
-        -------
-        mean, variance : ndarray of shape (n_samples, n_classes)
-        """
-        m, v = self._fitted_model().latent(self._inputs(X))
-        return m.numpy(), v.numpy()
-
-    def sample_latent(
-        self,
-        X: ArrayLike,
-        n_samples: int = 1,
-        random_state: int | np.random.RandomState | None = None,
-    ) -> NDArray[np.float64]:
-        """Joint draws of the latent functions at the rows of X, at a cost of n_rows³.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_rows, n_features)
-            Where to draw.
-        n_samples : int, default=1
-            Number of draws.
-        random_state : int, RandomState instance or None, default=None
-            Seed of the draws.
-
-        Returns
-        -------
-        draws : ndarray of shape (n_samples, n_rows, n_classes)
-        """
-        whole("n_samples", n_samples, 1)
-        generator = torch.Generator().manual_seed(seed_of(random_state))
-        return self._fitted_model().sample(self._inputs(X), n_samples, generator).numpy()
+    # --- what was drawn -----------------------------------------------------------------------
 
     def to_arviz(self, log_likelihood: bool = True) -> Any:
         """All draws in ArviZ's container.
@@ -522,13 +301,13 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
             ``sample_stats``, ``observed_data`` and ``constant_data`` have the log-likelihood of
             all rows together, the labels, and the inputs of ``f``.
         """
-        model = self._fitted_model()
+        model = self._predictor
         n_features = self.inducing_points_.shape[1]
         features = getattr(self, "feature_names_in_", np.arange(n_features))
         return to_arviz(
             model,
             self.classes_,
-            self._scaling.scale,
+            self._inputs.scaling.scale,
             features,
             self.inducing_points_,
             self._observation,
@@ -548,33 +327,12 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         traces : dict of ndarray of shape (n_chains, n_samples)
             Latent values are called ``f[class, point]``, kernel parameters are in the units of X.
         """
-        model = self._fitted_model()
+        model = self._predictor
         whole("n_traces", n_traces, 1)
-        return worst_traces(model, self._diagnostics, n_traces, self.classes_, self._scaling.scale)
+        scale = self._inputs.scaling.scale
+        return worst_traces(model, self._diagnostics, n_traces, self.classes_, scale)
 
-    def _fitted_model(self) -> SampledModel:
+    @property
+    def _predictor(self) -> SampledModel:
         check_is_fitted(self)
         return self._model
-
-    def _inputs(self, X: ArrayLike) -> Tensor:
-        """Checked rows in working units."""
-        check_is_fitted(self)
-        X_, _ = check_rows(self, X, None, False)
-        return self._scaling.apply(np.ascontiguousarray(X_), torch.float64, torch.device("cpu"))
-
-
-def _in_working_units(
-    kernels: Sequence[Kernel | None], scaling: Scaling, X: Tensor
-) -> list[Kernel]:
-    """Kernels with all their parameters, for rows X in working units."""
-    lengthscale = torch.full((X.shape[1],), 0.5 * median_distance(X), dtype=torch.float64)
-    found = [
-        (RBF() if k is None else k)
-        .to_units(1 / scaling.scale)
-        .filled(lengthscale, START_VARIANCE)
-        .frozen()
-        for k in kernels
-    ]
-    for k in found:
-        k(X[:1], X[:1])  # raises where lengthscales and features do not go together
-    return found

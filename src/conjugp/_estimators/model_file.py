@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+from abc import abstractmethod
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +15,15 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from conjugp._estimators.arguments import check_device, check_parameters
+from conjugp._estimators.rows import set_features
 from conjugp._fit.files import fitted_parts, read_fitted, read_stream, stream_parts
 from conjugp._fit.options import FitOptions, one_of
 from conjugp._gp.files import DTYPES, moved_model, moved_state
-from conjugp._inputs.scales import Scaling
+from conjugp._inputs.inputs import Inputs
 from conjugp._persistence.model_file import Form, register, save
 from conjugp._persistence.parts import Parts, random_state_parts, read_random_state
 from conjugp.kernels import KERNELS, Kernel
+from conjugp.kernels._columns import Columns
 from conjugp.likelihoods import LIKELIHOODS, Likelihood
 
 
@@ -45,7 +48,7 @@ class Saveable:
 class _Classifier(Form):
     """What both have in common."""
 
-    classes = (*KERNELS, *LIKELIHOODS.values())
+    classes = (*KERNELS, Columns, *LIKELIHOODS.values())
     bases = (Kernel, Likelihood)
 
     def cls(self) -> type:
@@ -53,9 +56,9 @@ class _Classifier(Form):
 
         return getattr(conjugp, self.kind)  # the sampler's needs more packages
 
+    @abstractmethod
     def check(self, arguments: dict[str, Any]) -> None:
         """Raise for an argument out of range."""
-        self.cls()(**arguments)._check()
 
     def arguments(self, clf: Any) -> dict[str, Any]:
         given = clf.get_params(deep=False)
@@ -87,21 +90,15 @@ class _Classifier(Form):
 
     def parts(self, clf: Any) -> dict[str, Any]:
         check_is_fitted(clf)
-        names = _names(clf)
-        return {
-            "classes": clf.classes_,
-            "n_features": int(clf.n_features_in_),
-            "feature_names": names,
-            "shift": clf._scaling.shift,
-            "scale": clf._scaling.scale,
-        }
+        return {"classes": clf.classes_, **clf._inputs.describe()}
 
     def summary(self, clf: Any) -> dict[str, Any]:
         kernel = clf.kernel_ if isinstance(clf.kernel_, list) else [clf.kernel_]
+        described = clf._inputs.describe()
         return {
             "n_classes": len(clf.classes_),
-            "n_features": int(clf.n_features_in_),
-            "feature_names": _names(clf),
+            "n_features": described["n_features"],
+            "feature_names": described["feature_names"],
             "n_inducing": len(clf.inducing_points_),
             "kernel": "; ".join(map(repr, kernel[:3])) + ("; ..." if len(kernel) > 3 else ""),
             "n_iter": int(clf.n_iter_),
@@ -124,8 +121,6 @@ class _GPForm(_Classifier):
         return {
             **common,
             **fitted_parts(clf._fitted),
-            "temperature": clf.temperature_,
-            "variance_scale": clf.variance_scale_,
             "prediction_seed": clf._prediction_seed,
             "stream": None if stream is None else stream_parts(stream),
         }
@@ -151,19 +146,15 @@ class _GPForm(_Classifier):
             check_device(device, 0)
 
     def build(self, clf: Any, take: Parts, was: Any, device: str | None, dtype: str | None) -> None:
-        classes, names, scaling = _face(take)
-        fitted = read_fitted(take, len(classes), len(scaling.scale))
-        temperature, share = take.number("temperature", 0), take.number("variance_scale", 0)
-        if not (temperature > 0.0 and share <= 1.0):
-            raise ValueError("the temperature or the share of the variance is out of range")
+        classes, inputs = _face(take)
+        fitted = read_fitted(take, len(classes), inputs.n_features)
         seed, stream = take.whole("prediction_seed", 0), take.any("stream")
         take.end()
         if stream is not None:
-            stream = read_stream(Parts(stream), fitted.model)
-            stream.kept = fitted.kept
-        clf._keep(fitted, scaling, classes)
-        _set_face(clf, len(scaling.scale), names)
-        clf.temperature_, clf.variance_scale_, clf._prediction_seed = temperature, share, seed
+            stream = read_stream(Parts(stream), fitted)
+        clf._keep(fitted, inputs, classes)
+        set_features(clf, inputs.n_features, inputs.names)
+        clf._prediction_seed = seed
         # Attributes come from what was saved, and only then does it move.
         place, kind = _place(device, was), None if dtype is None else DTYPES[dtype]
         state = None if fitted.state is None else moved_state(fitted.state, place, kind)
@@ -177,6 +168,11 @@ class _GPForm(_Classifier):
 
 class _GibbsForm(_Classifier):
     kind = "GibbsGPClassifier"
+
+    def check(self, arguments: dict[str, Any]) -> None:
+        from conjugp._estimators.problem import check_sampler
+
+        check_sampler(self.cls()(**arguments))
 
     def parts(self, clf: Any) -> dict[str, Any]:
         from conjugp._sampler.files import model_parts
@@ -206,49 +202,29 @@ class _GibbsForm(_Classifier):
     def build(self, clf: Any, take: Parts, was: Any, device: str | None, dtype: str | None) -> None:
         from conjugp._sampler import files
 
-        classes, names, scaling = _face(take)
-        target = files.read_target(take, len(classes), len(scaling.scale))
+        classes, inputs = _face(take)
+        target = files.read_target(take, len(classes), inputs.n_features)
         observations = files.read_observations(take, target)
         draws, seed = files.read_draws(take, target), take.whole("seed", 0)
         diagnostics = files.read_diagnostics(take, draws)
         take.end()
-        clf._keep((target, classes, scaling, observations), draws, seed, diagnostics)
+        clf._keep((target, classes, inputs, observations), draws, seed, diagnostics)
         m, v = clf._model.latent(clf._model.Z[:2])
         if not (m.isfinite().all() and v.isfinite().all()):
             raise ValueError("the latent functions are not finite")
-        _set_face(clf, len(scaling.scale), names)
+        set_features(clf, inputs.n_features, inputs.names)
 
 
-def _names(clf: Any) -> list[str] | None:
-    """The names of the features."""
-    names = getattr(clf, "feature_names_in_", None)
-    return None if names is None else [str(name) for name in names]
-
-
-def _face(take: Parts) -> tuple[NDArray[Any], list[str] | None, Scaling]:
-    """Classes, names of the features and units."""
-    classes, D = take.any("classes"), take.whole("n_features", 1)
+def _face(take: Parts) -> tuple[NDArray[Any], Inputs]:
+    """Classes, and what the columns are."""
+    classes = take.any("classes")
     if not isinstance(classes, np.ndarray) or classes.ndim != 1 or len(classes) < 2:
         raise ValueError("classes must be a list of at least two labels")
     if classes.dtype.kind == "f" and not np.isfinite(classes).all():
         raise ValueError("classes must be finite")
     if not np.array_equal(np.unique(classes), classes):
         raise ValueError("classes must be sorted and distinct")
-    names = take.any("feature_names")
-    if names is not None and not (
-        isinstance(names, list) and len(names) == D and all(isinstance(n, str) for n in names)
-    ):
-        raise ValueError("feature_names must be one text for each feature")
-    shift, scale = (take.array(name, np.float64, D) for name in ("shift", "scale"))
-    if not (scale > 0).all():
-        raise ValueError("scale must be positive")
-    return classes, names, Scaling(shift, scale)
-
-
-def _set_face(clf: Any, n_features: int, names: list[str] | None) -> None:
-    clf.n_features_in_ = n_features
-    if names is not None:
-        clf.feature_names_in_ = np.array(names, dtype=object)
+    return classes, Inputs.read(take)
 
 
 def _place(device: str | None, was: Any) -> torch.device:

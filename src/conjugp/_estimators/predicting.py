@@ -1,15 +1,29 @@
-"""What every classifier here derives from its probabilities."""
+"""What every classifier here asks of its predictor, and derives from the probabilities."""
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import column_or_1d
 from torch import Tensor
+
+from conjugp._estimators.rows import check_rows, check_weight
+from conjugp._fit.options import whole
+from conjugp._gp.predictor import EXACT, Integration, Predictor, entropy
+from conjugp._inputs.inputs import Inputs
+from conjugp._rows.canonical import Rows
+from conjugp._rows.dataset import Data
+from conjugp._rows.working import in_memory
 
 CHUNK_ELEMENTS = 2**20  # rows times classes at a time
 # Entropies below it are too small to be divided: the integrals have six or seven digits.
@@ -34,39 +48,56 @@ class Uncertainty(NamedTuple):
     epistemic: NDArray[np.float64]
 
 
-class Predictive(NamedTuple):
-    """Some rows under the posterior: their probabilities and E[H[p(y | f)]]."""
-
-    proba: NDArray[np.float64]  # (n, C)
-    expected_entropy: NDArray[np.float64]  # (n,)
-
-
 class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
-    """Labels, logarithms and scores from probabilities, which come in chunks of rows."""
+    """Labels, units and checks around a predictor, which is asked in chunks of rows."""
 
     classes_: NDArray[Any]
+    _inputs: Inputs
 
-    def _inputs(self, X: ArrayLike) -> Tensor:
+    @property
+    def _predictor(self) -> Predictor:
+        """What answers; an error before there is a fit."""
+        raise NotImplementedError
+
+    def _integration(self) -> Integration:
+        """How probabilities are integrated."""
+        return EXACT
+
+    def _rows(self, X: ArrayLike) -> Tensor:
         """Checked rows in working units; an error before there is a fit."""
-        raise NotImplementedError
+        Z = self._predictor.Z
+        return self._inputs.apply(check_rows(self, X, None, False)[0], Z)
 
-    def _proba(self, X: Tensor) -> NDArray[np.float64]:
-        """Probabilities of rows in working units."""
-        raise NotImplementedError
+    def _labelled(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> Data:
+        """Checked rows with labels out of ``classes_``, in working units."""
+        Z = self._predictor.Z
+        X_, y_ = check_rows(self, X, y, False)
+        y_ = column_or_1d(y_, warn=True)
+        unseen = np.setdiff1d(y_, self.classes_)
+        if len(unseen):
+            raise ValueError(f"y holds labels that were not in the fit: {unseen.tolist()}")
+        rows = Rows(X_, np.searchsorted(self.classes_, y_), check_weight(sample_weight, X_))
+        return in_memory(rows, self._inputs.scaling, len(self.classes_), Z.dtype, Z.device)
 
-    def _predictive(self, X: Tensor) -> Predictive:
-        """The posterior predictive, not calibrated, of rows in working units."""
-        raise NotImplementedError
+    def _keep_face(self, predictor: Predictor, inputs: Inputs, classes: NDArray[Any]) -> None:
+        """Set the fitted attributes that every classifier has, in the user's units."""
+        inner, mean = predictor.prior()
+        kernels = [inputs.outward(kernel) for kernel in inner]
+        self.classes_, self._inputs = classes, inputs
+        self.kernel_ = kernels[0] if len(kernels) == 1 else kernels
+        self.inducing_points_ = inputs.invert(predictor.Z)
+        self.prior_mean_ = mean.cpu().double().numpy()
 
-    def _is_calibrated(self) -> bool:
-        """Whether probabilities are other than the posterior predictive."""
-        return False
+    def _slices(self, X: Tensor) -> Iterator[slice]:
+        """Some rows at a time, so many that memory is bounded."""
+        size = max(1, CHUNK_ELEMENTS // len(self.classes_))
+        return (slice(i, i + size) for i in range(0, len(X), size))
 
     def _chunks(self, X: Tensor) -> Iterator[tuple[slice, NDArray[np.float64]]]:
-        """Some rows and their probabilities at a time, so many that memory is bounded."""
-        size = max(1, CHUNK_ELEMENTS // len(self.classes_))
-        for i in range(0, len(X), size):
-            yield slice(i, i + size), self._proba(X[i : i + size])
+        """Some rows and their probabilities at a time."""
+        predictor, how = self._predictor, self._integration()
+        for i in self._slices(X):
+            yield i, predictor.proba(X[i], how)
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """Class probabilities.
@@ -81,7 +112,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         proba : ndarray of shape (n_samples, n_classes)
             float64; the rows sum to 1.
         """
-        rows = self._inputs(X)
+        rows = self._rows(X)
         out = np.empty((len(rows), len(self.classes_)))
         for i, p in self._chunks(rows):
             out[i] = p
@@ -100,7 +131,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         labels : ndarray of shape (n_samples,)
             Labels out of ``classes_``.
         """
-        rows = self._inputs(X)
+        rows = self._rows(X)
         best = np.empty(len(rows), dtype=np.intp)
         for i, p in self._chunks(rows):
             best[i] = p.argmax(axis=1)
@@ -126,7 +157,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         proba : ndarray of shape (n_samples, k)
             Their probabilities.
         """
-        rows = self._inputs(X)
+        rows = self._rows(X)
         C = len(self.classes_)
         if isinstance(k, bool) or not isinstance(k, Integral) or not 1 <= k <= C:
             raise ValueError(f"k must be a whole number from 1 to {C}, the classes; got {k!r}")
@@ -169,17 +200,15 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         uncertainty : Uncertainty
             ``total``, ``aleatoric`` and ``epistemic``, each of shape (n_samples,), in nats.
         """
-        rows = self._inputs(X)
+        rows, predictor, how = self._rows(X), self._predictor, self._integration()
         out = Uncertainty(*np.zeros((3, len(rows))))
-        size = max(1, CHUNK_ELEMENTS // len(self.classes_))
-        for i in range(0, len(rows), size):
-            part = slice(i, i + size)
-            p, expected = self._predictive(rows[part])
+        for part in self._slices(rows):
+            p, expected = predictor.predictive(rows[part])
             total = entropy(p)
             epistemic = np.clip(total - expected, 0.0, total)
-            if calibrated and self._is_calibrated():
+            if calibrated and not predictor.calibration.plain:
                 share = epistemic / np.maximum(total, SMALL_ENTROPY)
-                total = entropy(self._proba(rows[part]))
+                total = entropy(predictor.proba(rows[part], how))
                 epistemic = share * total
             out.total[part], out.epistemic[part] = total, epistemic
             out.aleatoric[part] = total - epistemic
@@ -200,10 +229,63 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         log_p = self.predict_log_proba(X)
         return log_p[:, 1] - log_p[:, 0] if log_p.shape[1] == 2 else log_p
 
+    def predict_latent(self, X: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and variance of the latent functions under the posterior.
 
-def entropy(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of every row of probabilities, in nats: (n, C) -> (n,)."""
-    return np.maximum(-(p * np.log(np.maximum(p, np.finfo(np.float64).tiny))).sum(axis=1), 0.0)
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Rows to predict.
+
+        Returns
+        -------
+        mean, variance : ndarray of shape (n_samples, n_classes)
+        """
+        m, v = self._predictor.latent(self._rows(X))
+        return m.cpu().double().numpy(), v.cpu().double().numpy().copy()
+
+    def sample_latent(
+        self,
+        X: ArrayLike,
+        n_samples: int = 1,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> NDArray[np.float64]:
+        """Joint draws of the latent functions at the rows of X, at a cost of n_rows³.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_features)
+            Where to draw.
+        n_samples : int, default=1
+            Number of draws.
+        random_state : int, RandomState instance or None, default=None
+            Seed of the draws.
+
+        Returns
+        -------
+        draws : ndarray of shape (n_samples, n_rows, n_classes)
+        """
+        whole("n_samples", n_samples, 1)
+        predictor = self._predictor
+        generator = torch.Generator().manual_seed(seed_of(random_state))
+        return predictor.sample(self._rows(X), n_samples, generator).cpu().double().numpy()
+
+
+def seed_of(random_state: int | np.random.RandomState | None) -> int:
+    """A seed for torch from scikit-learn's kind of random state."""
+    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
+
+
+@contextmanager
+def unchanged_on_error(clf: Any) -> Iterator[None]:
+    """Leave a fitted estimator as it was when new rows turn out to be bad."""
+    before = dict(clf.__dict__)
+    try:
+        yield
+    except BaseException:
+        clf.__dict__.clear()
+        clf.__dict__.update(before)
+        raise
 
 
 def _largest(p: NDArray[np.float64], k: int) -> NDArray[np.intp]:
@@ -217,3 +299,17 @@ def _largest(p: NDArray[np.float64], k: int) -> NDArray[np.intp]:
     top.sort(axis=1)
     order = np.argsort(-np.take_along_axis(p, top, axis=1), axis=1, kind="stable")
     return np.take_along_axis(top, order, axis=1)
+
+
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Let Ctrl-C do nothing; signals are the main thread's."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -17,6 +17,7 @@ from conjugp._estimators.rows import (
     check_some,
     class_factors,
     no_rows,
+    set_features,
 )
 from conjugp._rows.canonical import Rows
 from conjugp._rows.on_disk import Spool, Store
@@ -86,7 +87,7 @@ def read(
         if spool is None or not spool.n:
             raise ValueError("source holds no rows with positive weight")
         if names is not None:  # at the end: arrays from the batches of a frame would be warned of
-            clf.feature_names_in_ = np.asarray(names, dtype=object)
+            set_features(clf, len(names), names)
         scale.warn()
         known, place = label.settled()
         if classes is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +46,19 @@ def check_rows(clf: Any, X: Any, y: Any, reset: bool) -> tuple[NDArray[np.floati
         name = "X and y" if "inconsistent" in str(error) else "X"
         raise ValueError(f"{name}: {error}") from error
     return out if isinstance(out, tuple) else (out, None)
+
+
+def names_of(clf: Any) -> tuple[str, ...] | None:
+    """The names of the features, where X had any."""
+    names = getattr(clf, "feature_names_in_", None)
+    return None if names is None else tuple(map(str, names))
+
+
+def set_features(clf: Any, n_features: int, names: Sequence[str] | None) -> None:
+    """Set what scikit-learn keeps of the features."""
+    clf.n_features_in_ = n_features
+    if names is not None:
+        clf.feature_names_in_ = np.asarray(names, dtype=object)
 
 
 def check_labels(y: Any) -> NDArray[Any]:

@@ -13,32 +13,32 @@ from conjugp._fit.learn import model_of, trained
 from conjugp._fit.mean import fitted_mean, mean_settings
 from conjugp._fit.plan import Plan
 from conjugp._fit.points import placed
-from conjugp._fit.run import PLAIN, Run
+from conjugp._fit.run import Run
 from conjugp._fit.weights import kernel_rows, start_mean
-from conjugp._gp.covariance import NONE
 from conjugp._gp.posterior import prior
 from conjugp._gp.state import State
-from conjugp._gp.temperature import VARIANCE_SCALES, Calibration, fit_calibration
+from conjugp._gp.temperature import (
+    PLAIN,
+    SCALES,
+    Calibration,
+    fit_calibration,
+    variance_scales,
+)
 from conjugp._inference.settings import Settings
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._rows.dataset import Data, Dataset
 from conjugp._rows.hold_out import folds
 from conjugp.kernels import Kernel
 
-SCALES = (0.1, 1.0)  # of coupled fits with less than all of the conditional variance
 SCALE_ROWS = 2048  # that choose how much of the variance counts in such fits
 LEARNED_AGAIN = 10  # rows for each learned number from which on it stays at rest in folds
 
 Moments = tuple[Tensor, Tensor]
 
 
-def variance_scales(family: str, kept: float = 1.0) -> tuple[float, ...]:
-    """Shares of the latent variance that a calibration chooses from, by covariance family."""
-    if family == NONE:
-        return (0.0,)
-    if family not in ("full", "coupled"):
-        return VARIANCE_SCALES
-    return (1.0,) if kept == 1.0 else SCALES
+def scales_of(plan: Plan, kept: float) -> tuple[float, ...]:
+    """Shares of the latent variance that a fit's calibration chooses from."""
+    return variance_scales("full" if plan.family == "coupled" else plan.family, kept)
 
 
 def from_held_out(run: Run, m: Tensor, v: Tensor, held: Data, settings: Settings) -> Calibration:
@@ -47,7 +47,7 @@ def from_held_out(run: Run, m: Tensor, v: Tensor, held: Data, settings: Settings
     A few rows choose that share: going through all of them for each takes as long as steps.
     """
     like, shares = settings.likelihood, run.plan.shares
-    scales = variance_scales(run.plan.family, settings.kept)
+    scales = scales_of(run.plan, settings.kept)
     if scales == SCALES:
         few, n = held.rows(0, SCALE_ROWS), SCALE_ROWS
         found = fit_calibration(like, m[:n], v[:n], few.y, few.weight, scales, shares)
@@ -116,7 +116,7 @@ def folded(
     m, v = (torch.cat(part) for part in zip(*moments, strict=True))
     i = torch.cat([mask.nonzero()[:, 0] for mask in masks])
     y, weight = data.y[i], data.weight[i]
-    scales = variance_scales(plan.family, settings.kept)
+    scales = scales_of(plan, settings.kept)
     found = fit_calibration(settings.likelihood, m, v, y, weight, scales, plan.shares)
     # Without rows of some class nothing says that it can be excluded.
     if found.temperature < 1.0 and len(torch.unique(y)) < len(torch.unique(data.y)):

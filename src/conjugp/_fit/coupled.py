@@ -14,9 +14,10 @@ from conjugp._fit.learn import (
     share_kept,
     with_its_likelihood,
 )
-from conjugp._fit.run import PLAIN, Fitted, Run, estimated_elbo, saturated
+from conjugp._fit.run import Fitted, Run, estimated_elbo, saturated
 from conjugp._fit.starts import started
 from conjugp._gp.state import State
+from conjugp._gp.temperature import Calibration
 from conjugp._inputs.scales import Scaling
 from conjugp._rows.dataset import Dataset
 
@@ -38,18 +39,22 @@ def coupled_fit(
         result = better_optimum(run, result, rows, how)
     result, how = with_its_likelihood(run, result, rows, how)
     settings = replace(settings, likelihood=how.likelihood)
-    state, calibration = result.state, PLAIN._replace(temperature=p.temperature or 1.0)
+    state, calibration = result.state, Calibration(p.temperature or 1.0)
     if held is not None and held.n:
         state, calibration = taken_in(run, state, held, everything, settings)
         state = settled(run, state, everything, settings)
     elif p.temperature is None:  # with too few rows for a hold-out, folds do instead
         calibration = from_folds(run, first, state, everything, settings, how)
-    model = model_of(state, settings)
+    model = replace(
+        model_of(state, settings),
+        calibration=data.group.same(calibration),
+        shares=p.shares,
+        kept=settings.kept,
+    )
     # Expectation propagation reports an evidence that is no bound.
     known = p.full_batch and settings.inference != "ep" and settings.kept == 1.0
     return Fitted(
         model,
-        data.group.same(calibration),
         result.elbo if known else estimated_elbo(model, everything),
         result.epochs,
         result.converged,
@@ -57,7 +62,5 @@ def coupled_fit(
         run.history,
         everything.total,
         result.class_gap,
-        settings.kept,
         saturated(model, everything),
-        p.shares,
     ), scaling

@@ -15,11 +15,12 @@ from conjugp._fit.mean import (
     without_posterior,
 )
 from conjugp._fit.points import placed
-from conjugp._fit.run import PLAIN, Fitted, Run, estimated_elbo
+from conjugp._fit.run import Fitted, Run, estimated_elbo
 from conjugp._fit.starts import filled, origin_for
 from conjugp._fit.weights import kernel_rows, start_mean
 from conjugp._gp.covariance import NONE
 from conjugp._gp.state import State
+from conjugp._gp.temperature import PLAIN, Calibration
 from conjugp._inference.mean import Mean
 from conjugp._inputs.scales import Scaling
 from conjugp._rows.dataset import Dataset
@@ -50,7 +51,7 @@ def decoupled_fit(
         kernel = jointly_learned(run, train, kernel, placed(run, kernel, train, origin))
     settings, calibration = mean_settings(p, everything.n), None
     if p.temperature is not None:
-        calibration = PLAIN._replace(temperature=p.temperature)
+        calibration = Calibration(p.temperature)
     elif everything.n <= CROSS_FIT_ROWS:
         calibration = mean_from_folds(run, kernel, everything, origin)
     elif not held.n:  # no class has a row to spare
@@ -75,15 +76,14 @@ def decoupled_fit(
         values += found.values
     # Steps shrink to nothing over the epochs: a fit that had them all has converged.
     had_all = p.settings.max_epochs >= mean_epochs(p, everything.n)
+    model = replace(found.model, calibration=data.group.same(calibration), shares=p.shares)
     return Fitted(
-        found.model,
-        data.group.same(calibration),
-        estimated_elbo(found.model, everything),
+        model,
+        estimated_elbo(model, everything),
         len(values),
         gain < 10 * p.settings.tol or had_all,
-        without_posterior(found.model),
+        without_posterior(model),
         run.history,
         everything.total,
         found.class_gap,
-        shares=p.shares,
     ), scaling

@@ -7,13 +7,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from conjugp._fit.coupled import coupled_fit
 from conjugp._fit.decoupled import decoupled_fit
-from conjugp._fit.run import PLAIN, Fitted, Run, estimated_elbo
+from conjugp._fit.run import Fitted, Run, estimated_elbo
 from conjugp._fit.starts import origin_for
 from conjugp._gp.state import State
+from conjugp._gp.temperature import Calibration
 from conjugp._inputs.scales import Scaling
 from conjugp._rows.dataset import Dataset
 
@@ -41,11 +44,8 @@ def salvage(run: Run, data: Dataset, scaling: Scaling) -> tuple[Fitted, Scaling]
     origin = origin_for(run.plan, model.kernels[0], scaling, data.like)
     if origin is not None:
         data, scaling = data.shifted(origin), scaling.uncentred()
-    plain = PLAIN._replace(temperature=run.plan.temperature or 1.0)
+    plain = Calibration(run.plan.temperature or 1.0)
+    model = replace(model, calibration=plain, shares=run.plan.shares, kept=kept)
     passes = [float(p["epoch"]) for p in run.history if p["stage"] in ("fit", "all rows")]
     epochs, elbo = max(passes, default=0.0), estimated_elbo(model, data)
-    return Fitted(
-        *(model, plain, elbo, epochs, False, state, run.history, data.total),
-        kept=kept,
-        shares=run.plan.shares,
-    ), scaling
+    return Fitted(model, elbo, epochs, False, state, run.history, data.total), scaling

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from conjugp._fit.options import FitOptions, knobs_of
-from conjugp._fit.run import PLAIN, Fitted
+from conjugp._fit.run import Fitted
 from conjugp._fit.starts import filled
 from conjugp._gp import inducing
 from conjugp._gp.features import basis, features
-from conjugp._gp.model import coupled
+from conjugp._gp.model import Model, coupled
 from conjugp._gp.posterior import Posterior, prior
 from conjugp._gp.state import State, initial_state
 from conjugp._inference.settings import Progress, Settings
@@ -49,13 +49,13 @@ class Stream:
 
     def resume(self, fitted: Fitted) -> bool:
         """Go on from a fit; False if its posterior is decoupled, and only its kernel is kept."""
-        state = fitted.state
-        if state is None:
+        model, state = fitted.model, fitted.state
+        if state is None or not isinstance(model, Model):
             return False
         self.kernel = state.kernels[0]
         if len(state.theta) > 1 or state.q.h.shape[1] != len(state.Z):
             return False
-        self.state, self.seen, self.kept = state, fitted.total, fitted.kept
+        self.state, self.seen, self.kept = state, fitted.total, model.kept
         self.limit = max(self.limit, len(state.Z))
         return True
 
@@ -113,14 +113,11 @@ class Stream:
         # All at once, so that a failure or Ctrl-C on the way leaves the stream as it was.
         self.state, self.seen, self.epochs = state, seen, self.epochs + 1
         model = coupled(state, self.likelihood, self.bound, options.jitter)
+        model = replace(model, kept=self.kept)
         if self.kept < 1.0:  # what was raised is another bound (Q9)
             kl = model.kl()
             elbo = (model.elbo(part) + kl) * (seen / part.total) - kl
-        history = list(self.history)
-        return Fitted(
-            *(model, PLAIN, elbo, self.epochs, True, self.state, history, self.seen),
-            kept=self.kept,
-        )
+        return Fitted(model, elbo, self.epochs, True, self.state, list(self.history), self.seen)
 
     def _report(self, p: Progress) -> None:
         self.history.append(p._asdict())

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from conjugp._fit.plan import Plan
 from conjugp._gp.model import Model
+from conjugp._gp.predictor import Predictor
 from conjugp._gp.state import State
-from conjugp._gp.temperature import Calibration
 from conjugp._inference.settings import Progress
 from conjugp._persistence.codec import in_checkpoints
 from conjugp._persistence.journal import Journal
@@ -23,7 +21,6 @@ from conjugp.likelihoods import LogisticSoftmax
 
 ELBO_ROWS, ELBO_PAIRS = 2048, 2**20  # rows, times classes, that stand for all in the ELBO
 SATURATED, SATURATED_ROWS = 4.0, 512  # σ is above .98 there; rows that are asked
-PLAIN = Calibration(1.0, 1.0, math.inf)  # probabilities are the posterior predictive
 
 
 class Good(NamedTuple):
@@ -65,8 +62,7 @@ class Run:
 class Fitted:
     """What a fit leaves behind."""
 
-    model: Model
-    calibration: Calibration
+    model: Predictor
     elbo: float
     epochs: float
     converged: bool
@@ -74,9 +70,7 @@ class Fitted:
     history: list[dict[str, float | str]] = field(default_factory=list)
     total: float = 0.0  # weight of the rows
     class_gap: float = 0.0  # what sampling classes cost, in nats per row (docs/math.md, C3)
-    kept: float = 1.0  # the share of the conditional variance that rows were fitted with (Q9)
     saturated: bool = False  # whether all classes are alike to it (docs/math.md, The corner)
-    shares: Tensor | None = None  # of the classes among the rows (C,), for temperatures above 1
 
 
 def estimated_elbo(model: Model, data: Dataset) -> float:

@@ -11,7 +11,9 @@ from torch import Tensor
 from conjugp._gp.covariance import Point, family
 from conjugp._gp.model import Model
 from conjugp._gp.posterior import Posterior
+from conjugp._gp.predictor import Predictor
 from conjugp._gp.state import State
+from conjugp._gp.temperature import Calibration
 from conjugp._persistence.parts import Parts
 from conjugp.kernels import Kernel
 from conjugp.kernels._base import check_kernels
@@ -21,8 +23,9 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _TENSORS = ("Z", "w", "alpha", "mean", "L_inv")
 
 
-def model_parts(model: Model) -> dict[str, Any]:
+def model_parts(model: Predictor) -> dict[str, Any]:
     """A model by the names of the format."""
+    model = _known(model)
     return {
         "likelihood": model.likelihood,
         "bound": model.bound,
@@ -30,6 +33,11 @@ def model_parts(model: Model) -> dict[str, Any]:
         **{name: getattr(model, name) for name in _TENSORS},
         "family": model.S.family,
         "R": model.S.R,
+        "calibration": list(model.calibration),
+        "temperature": model.calibration.temperature,
+        "variance_scale": model.calibration.variance_scale,
+        "shares": model.shares,
+        "kept": model.kept,
     }
 
 
@@ -51,15 +59,49 @@ def read_model(take: Parts, C: int, D: int) -> Model:
     if len(kernels) > 1 and not cls.own_kernels:
         raise ValueError("one kernel per class needs full covariances")
     S = cls(take.tensor("R", dtype, *cls.shape(C, M_v)))
-    model = Model(likelihood, bound, tuple(kernels), Z, w, alpha, mean, L_inv, S)
+    calibration, shares, kept = _calibration(take), _shares(take, C), take.share("kept")
+    kernels = tuple(kernels)
+    arrays = (Z, w, alpha, mean, L_inv)
+    model = Model(likelihood, bound, kernels, *arrays, S, calibration, shares, kept)
     m, v = model.latent(Z[:2])
     if not (m.isfinite().all() and v.isfinite().all()):
         raise ValueError("the latent functions are not finite")
     return model
 
 
-def moved_model(m: Model, device: torch.device, dtype: torch.dtype | None) -> Model:
+def _calibration(take: Parts) -> Calibration:
+    """What the probabilities have now; `calibration` may be what the fit itself had found."""
+    found = take.object("calibration", list)
+    if len(found) != len(Calibration._fields):
+        raise ValueError("calibration must be three numbers")
+    numbers = Parts(dict(zip(Calibration._fields, found, strict=True)))
+    loss = [numbers.real(name) for name in Calibration._fields][-1]
+    temperature, share = take.number("temperature", 0), take.number("variance_scale", 0)
+    if not (temperature > 0.0 and share <= 1.0):
+        raise ValueError("the temperature or the share of the variance is out of range")
+    return Calibration(temperature, share, loss)
+
+
+def _shares(take: Parts, C: int) -> Tensor | None:
+    """The classes' shares of the rows; older files have none."""
+    if take.optional("shares") is None:
+        return None
+    shares = take.tensor("shares", torch.float64, C)
+    if not (bool((shares > 0).all()) and abs(float(shares.sum()) - 1.0) < 1e-6):
+        raise ValueError("the shares of the classes are no shares")
+    return shares
+
+
+def _known(model: Predictor) -> Model:
+    """The model, if it is one that files have."""
+    if not isinstance(model, Model):
+        raise TypeError(f"{type(model).__name__} cannot be written to a file")
+    return model
+
+
+def moved_model(model: Predictor, device: torch.device, dtype: torch.dtype | None) -> Model:
     """The model on another device, in another precision unless that is None."""
+    m = _known(model)
     dtype = dtype or m.Z.dtype
     if device.type == "cpu" and dtype == m.Z.dtype:
         return m

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,12 +11,18 @@ from torch import Tensor
 from conjugp._gp.covariance import NONE, Covariance, Full, kl, quadratic, root
 from conjugp._gp.features import basis
 from conjugp._gp.posterior import moments
+from conjugp._gp.prediction import predict_proba
+from conjugp._gp.predictor import EXACT, Integration, Predictive, Predictor, entropy
 from conjugp._gp.state import State
+from conjugp._gp.temperature import PLAIN, Calibration, fit_calibration, variance_scales
 from conjugp._numerics.linalg import root_of
 from conjugp._persistence.codec import in_checkpoints
 from conjugp._rows.dataset import Data
 from conjugp.kernels import Kernel
 from conjugp.likelihoods._base import Likelihood
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _CHUNK_ELEMENTS = 2**21  # kernel values at a time: few enough for a processor's cache
 _SITE_ELEMENTS = 2**21  # rows times classes whose sites are computed at a time
@@ -23,7 +30,7 @@ _SITE_ELEMENTS = 2**21  # rows times classes whose sites are computed at a time
 
 @in_checkpoints
 @dataclass(frozen=True)
-class Model:
+class Model(Predictor):
     """q(f) at any input.
 
     The mean stands on all inducing points, the covariance on the first of them, as many as
@@ -40,11 +47,17 @@ class Model:
     mean: Tensor  # (C,)
     L_inv: Tensor  # (K, M_v, M_v)
     S: Covariance
+    calibration: Calibration = PLAIN
+    shares: Tensor | None = None  # of the classes among the rows (C,)
+    kept: float = 1.0  # the share of the conditional variance that rows were fitted with (Q9)
 
     @property
     def n_classes(self) -> int:
         """C."""
         return len(self.mean)
+
+    def prior(self) -> tuple[tuple[Kernel, ...], Tensor]:
+        return self.kernels, self.mean
 
     def is_finite(self) -> bool:
         """Whether all of its numbers are."""
@@ -62,6 +75,26 @@ class Model:
         m, v = zip(*parts, strict=True)
         # One variance for all classes is not copied for each of them.
         return torch.cat(m), torch.cat(v).expand(len(X), self.n_classes)
+
+    def untempered(self, X: Tensor, how: Integration = EXACT) -> Tensor:
+        scale = self.calibration.variance_scale
+        m, v = self.latent(X, variance=scale > 0.0)
+        return predict_proba(self.likelihood, m, v, *how, variance_scale=scale)
+
+    def predictive(self, X: Tensor) -> Predictive:
+        m, v = self.latent(X)
+        if self.S.family == NONE:
+            p = self.likelihood.prob(m.double()).cpu().numpy()
+            return Predictive(p, entropy(p))
+        expected = self.likelihood.expected_entropy(m, v).cpu().numpy()
+        return Predictive(predict_proba(self.likelihood, m, v).cpu().numpy(), expected)
+
+    def calibrated(self, data: Data) -> Self:
+        """With the temperature, and the share of the variance, that labelled rows ask for (P6)."""
+        m, v = self.latent(data.X)
+        scales, y, weight = variance_scales(self.S.family, self.kept), data.y, data.weight
+        found = fit_calibration(self.likelihood, m, v, y, weight, scales, self.shares)
+        return self.with_calibration(found, self.shares)
 
     def _latent(self, X: Tensor, variance: bool) -> tuple[Tensor, Tensor]:
         K = torch.stack([k(X, self.Z) for k in self.kernels])  # (K, B, M)

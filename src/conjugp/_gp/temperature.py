@@ -9,6 +9,7 @@ import torch
 from scipy.optimize import minimize_scalar, root_scalar
 from torch import Tensor
 
+from conjugp._gp.covariance import NONE
 from conjugp._gp.prediction import predict_proba
 from conjugp._persistence.codec import in_checkpoints
 from conjugp.likelihoods._base import Likelihood
@@ -20,6 +21,7 @@ MORE = 4.0  # times a temperature is what is still credible
 LUCK = 1.0  # nats that a few rows may gain by chance
 UNEVEN = 1 / 3  # of the rows: weights are uneven where they count for fewer than that
 VARIANCE_SCALES = (0.0, 0.03, 0.1, 0.3, 1.0)
+SCALES = (0.1, 1.0)  # of coupled fits with less than all of the conditional variance
 TINY = 1e-300  # a probability of 0, as some classifiers give
 MAX_PAIRS = 10**7  # rows times classes that a calibration looks at
 ROUGH_PAIRS = 10**4  # from here on their probabilities need no more than four digits
@@ -29,9 +31,26 @@ ROUGH_PAIRS = 10**4  # from here on their probabilities need no more than four d
 class Calibration(NamedTuple):
     """A temperature and the share of the latent variance that predictions integrate over."""
 
-    temperature: float
-    variance_scale: float
-    loss: float
+    temperature: float = 1.0
+    variance_scale: float = 1.0
+    loss: float = math.inf
+
+    @property
+    def plain(self) -> bool:
+        """Whether probabilities stay the posterior predictive."""
+        return (self.temperature, self.variance_scale) == (1.0, 1.0)
+
+
+PLAIN = Calibration()
+
+
+def variance_scales(family: str, kept: float = 1.0) -> tuple[float, ...]:
+    """Shares of the latent variance that a calibration chooses from, by covariance family."""
+    if family == NONE:
+        return (0.0,)
+    if family != "full":
+        return VARIANCE_SCALES
+    return (1.0,) if kept == 1.0 else SCALES
 
 
 def fit_temperature(

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from conjugp._gp.predictor import EXACT, Integration, Predictive, Predictor
+from conjugp._gp.temperature import PLAIN
 from conjugp._numerics.linalg import cholesky, root_of
 from conjugp._sampler.chain import Draws, Target
 from conjugp._sampler.sweep import Array
@@ -34,8 +36,10 @@ class Group(NamedTuple):
     parts: list[tuple[int, Tensor]]  # number of the first, and g (S', C, M)
 
 
-class SampledModel:
+class SampledModel(Predictor):
     """All draws of all chains, as a predictive distribution in working units."""
+
+    calibration, shares = PLAIN, None
 
     def __init__(
         self, target: Target, draws: list[Draws], likelihood: Likelihood, seed: int = 0
@@ -117,16 +121,25 @@ class SampledModel:
                         m = torch.einsum("cnm,scm->nsc", A, g)
                     yield slice(i, i + len(x)), slice(first, first + len(g)), m + self.mean, left.T
 
-    def proba(self, X: Tensor) -> Tensor:
-        """E[p(y | f)] at X, (n, C)."""
-        return self.proba_and_entropy(X, entropies=False)[0]
+    def prior(self) -> tuple[tuple[Kernel, ...], Tensor]:
+        theta = torch.from_numpy(np.concatenate([d.theta for d in self.draws]).mean(0))
+        mean = torch.from_numpy(np.concatenate([d.mean for d in self.draws]).mean(0))
+        return tuple(self.kernels(theta)), mean
+
+    def untempered(self, X: Tensor, how: Integration = EXACT) -> Tensor:
+        """E[p(y | f)] at X, (n, C), however else it might be integrated."""
+        return self._averages(X, entropies=False)[0]
+
+    def predictive(self, X: Tensor) -> Predictive:
+        """Both from the same latent values (U2)."""
+        p, expected = self._averages(X, entropies=True)
+        return Predictive(p.numpy(), expected.numpy())
 
     @torch.no_grad()
-    def proba_and_entropy(self, X: Tensor, entropies: bool = True) -> tuple[Tensor, Tensor]:
-        """E[p(y | f)], (n, C), and E[H[p(y | f)]], (n,), from the same latent values (U2).
+    def _averages(self, X: Tensor, entropies: bool) -> tuple[Tensor, Tensor]:
+        """Pairs of opposite latent values for every draw of the chains, the same for all rows.
 
-        Pairs of opposite latent values for every draw of the chains, the same pairs for all rows,
-        so that a row's answer does not depend on which others are asked for.
+        So a row's answer does not depend on which others are asked for.
         """
         generator = torch.Generator().manual_seed(self.seed)
         S, C = self.n_draws, self.n_classes

@@ -13,8 +13,9 @@ import typer
 from typer.core import TyperGroup
 
 import conjugp
+from conjugp._inputs.table import TableError
 from conjugp._persistence.files import FileFormatError
-from conjugp.cli._tables import MissingPackageError, TableError
+from conjugp.cli._tables import MissingPackageError
 
 UNEXPECTED, BAD_INPUT, BAD_FILE, NO_PACKAGE, INTERRUPTED = 1, 2, 3, 4, 130
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 import conjugp
-from conjugp.cli._cells import numbers, texts
-from conjugp.cli._encoding import Column
+from conjugp._inputs.cells import numbers, texts
+from conjugp._inputs.columns import Column
+from conjugp._inputs.table import Table
 from conjugp.cli._evaluate import confusion
 from conjugp.cli._findings import CONJUGP, LOGISTIC, RELEVANCE_COLUMNS, Findings, Subject
 from conjugp.cli._page import picture
 from conjugp.cli._scores import SCORES, these_rows
-from conjugp.cli._tables import Table
 
 MOST_MATRIX = 20  # classes in the confusion matrix
 MOST_BARS = 20

@@ -11,14 +11,15 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from conjugp._inputs.cells import escaped, texts
+from conjugp._inputs.table import Table
 from conjugp._persistence import files
 from conjugp.cli import _options as options
 from conjugp.cli._app import Refusal, app, estimator_errors
-from conjugp.cli._cells import escaped, texts
 from conjugp.cli._encoding import Encoding
 from conjugp.cli._output import check_output, note, print_json, replaced
 from conjugp.cli._settings import Reading
-from conjugp.cli._tables import CSV, FORMATS, NPZ, PARQUET, Table, need_pyarrow
+from conjugp.cli._tables import CSV, FORMATS, NPZ, PARQUET, need_pyarrow
 from conjugp.cli.models import load_model
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conjugp._inputs.cells import is_missing, texts
+from conjugp._inputs.columns import MOST_CATEGORIES
+from conjugp._inputs.table import Table
 from conjugp._rows.group import Group
-from conjugp.cli._cells import is_missing, texts
-from conjugp.cli._encoding import MOST_CATEGORIES
-from conjugp.cli._tables import Table
 
 _SAMPLE = 10_000  # rows of every share that say what columns hold
 

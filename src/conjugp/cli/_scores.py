@@ -15,7 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from conjugp import metrics
-from conjugp.cli._tables import TableError, listed
+from conjugp._inputs.table import TableError, listed
 
 FEW = 30  # rows whose scores say little
 # What is printed, by the name it has in JSON. Lower is better.

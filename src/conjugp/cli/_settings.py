@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conjugp._inputs.table import Table
 from conjugp._rows.group import ALONE, Group
 from conjugp.cli._encoding import Encoding, choose_encoding
 from conjugp.cli._ranks import joint_sample
 from conjugp.cli._scores import check_known, split
-from conjugp.cli._tables import Table, read_table
+from conjugp.cli._tables import read_table
 
 
 @dataclass(frozen=True)

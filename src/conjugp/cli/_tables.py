@@ -10,15 +10,15 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conjugp.cli._cells import unescaped
+from conjugp._inputs.cells import unescaped
+from conjugp._inputs.table import Table, TableError, listed
 
 CSV, PARQUET, NPZ = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".npz",)
 FORMATS = (*CSV, *PARQUET, *NPZ)
@@ -26,49 +26,13 @@ DELIMITERS = (",", ";", "\t", "|")
 _SNIFFED = 50  # records that choose the delimiter
 _SAMPLE = 2**20  # characters that they may take
 _BLOCK = 10_000  # records turned into columns at a time
-_NAMED = 200  # columns in an error about a name that is not there
-
-
-class TableError(ValueError):
-    """A table that cannot be used, and why, in one sentence."""
+# What NumPy and its zip reader raise of files that are not theirs.
+_DAMAGED = (OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_DAMAGED += (SyntaxError, MemoryError, OverflowError)  # NotImplementedError is a RuntimeError
 
 
 class MissingPackageError(ImportError):
     """An optional package that is not installed."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Columns by name, all of the same length.
-
-    Cells of a CSV file are the text between its delimiters, less the space around it. Columns of
-    the other formats have NumPy's types; text and its gaps are objects, str or None.
-    """
-
-    columns: dict[str, NDArray[Any]]
-    n_rows: int
-    decimal: str | None = None  # what stands before the decimals in its text, where it was told
-    skipped: tuple[str, ...] = ()  # columns of the file that were left out
-
-    @property
-    def names(self) -> list[str]:
-        return list(self.columns)
-
-    def column(self, name: str, role: str = "column") -> NDArray[Any]:
-        """A column; an error that suggests names like it if there is none."""
-        if name not in self.columns:
-            raise TableError(f"there is no {role} {name!r}{suggestion(name, self.names)}")
-        return self.columns[name]
-
-    def take(self, rows: NDArray[np.intp]) -> Table:
-        """Some of the rows."""
-        return replace(
-            self, columns={name: c[rows] for name, c in self.columns.items()}, n_rows=len(rows)
-        )
-
-    def without(self, names: set[str]) -> Table:
-        """The table less some of its columns."""
-        return replace(self, columns={n: c for n, c in self.columns.items() if n not in names})
 
 
 def read_table(
@@ -242,9 +206,7 @@ def read_npz(path: Path, skip: tuple = ()) -> Table:
             skipped = [(name, np.empty(0)) for name in found.files if name in skip]
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, EOFError, KeyError, RuntimeError, NotImplementedError) as error:
-        raise TableError(f"{path} is not an NPZ file of plain arrays, or damaged") from error
-    except (zipfile.BadZipFile, zlib.error, SyntaxError, MemoryError, OverflowError) as error:
+    except _DAMAGED as error:
         raise TableError(f"{path} is not an NPZ file of plain arrays, or damaged") from error
     for name, array in arrays.items():
         if array.dtype.kind not in "biufUM":
@@ -333,32 +295,5 @@ def _sniffed(text: str) -> str:
     return best
 
 
-def suggestion(name: str, names: list[str]) -> str:
-    """The end of a sentence about a name that is not there."""
-    folded = {n.casefold(): n for n in reversed(names)}
-    close = [folded[n] for n in get_close_matches(name.casefold(), folded, 3, 0.6)]
-    if close:
-        return f"; did you mean {' or '.join(map(repr, close))}?"
-    if names and all(_is_number(n) for n in names):
-        return "; the first line holds only numbers, so the file may have no header"
-    shown = ", ".join(map(repr, names[:_NAMED])) + (", ..." if len(names) > _NAMED else "")
-    return f"; the columns are {shown}" if names else ""
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _counted(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"
-
-
-def listed(noun: str, names: list[str], most: int = 5, plural: str | None = None) -> str:
-    """``the column 'a'``, or ``the columns 'a', 'b' and 3 more``."""
-    shown = ", ".join(map(repr, names[:most]))
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"the {noun if len(names) == 1 else plural or noun + 's'} {shown}{more}"

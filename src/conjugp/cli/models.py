@@ -7,7 +7,7 @@ import binascii
 import os
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import conjugp
+from conjugp._inputs.table import Table
 from conjugp._persistence import files
 from conjugp._persistence import model_file as saving
 from conjugp._persistence.files import FileFormatError
 from conjugp._rows.group import ALONE, Group
 from conjugp.cli._encoding import Encoding
 from conjugp.cli._scores import count_common, row_digests
-from conjugp.cli._tables import FORMATS, Table, TableError, read_table
+from conjugp.cli._tables import FORMATS, read_table
 
 KEY = "table"
 ROWS = "rows"  # in the origin, digests of the training rows; older files are without
@@ -53,9 +54,9 @@ class Model:
         saving.save(self.named(), path, extra=extra)
 
     def named(self) -> Any:
-        """The classifier with the names of its features, as scikit-learn keeps them."""
+        """The classifier with the names of its features."""
         clf = copy(self.clf)
-        clf.feature_names_in_ = np.array(self.encoding.features, dtype=object)
+        clf._inputs = replace(clf._inputs, names=tuple(self.encoding.features))
         return clf
 
     def count_seen(self, X: NDArray[np.float64], y: NDArray[Any]) -> int | None:
@@ -80,14 +81,8 @@ class Model:
         -------
         proba : ndarray of shape (n_rows, n_classes)
         """
-        if isinstance(table, str | os.PathLike):
-            rows = read_table(Path(table), skip=self.encoding.ignored)
-        else:
-            columns = {str(name): _column(column) for name, column in table.items()}
-            lengths = {column.shape for column in columns.values()}
-            if len(lengths) != 1 or len(shape := lengths.pop()) != 1:
-                raise TableError("the columns must be 1-d and of the same length")
-            rows = Table(columns, shape[0])
+        path = isinstance(table, str | os.PathLike)
+        rows = read_table(Path(table), skip=self.encoding.ignored) if path else Table.of(table)
         return self.clf.predict_proba(self.encoding.encode(rows, unseen))
 
 
@@ -144,19 +139,6 @@ def packed_digests(X: NDArray[np.float64], y: NDArray[Any], group: Group = ALONE
 
 def _unpacked(text: str) -> NDArray[np.uint64]:
     return np.frombuffer(base64.b64decode(text, validate=True), dtype="<u8")
-
-
-def _column(values: ArrayLike) -> NDArray[Any]:
-    """A column as those of files are: text and its gaps are objects, str or None."""
-    column = np.asarray(values)
-    if column.dtype.kind not in "OU" or column.ndim != 1:
-        return column
-    return np.array([None if _is_gap(v) else str(v).strip() for v in column.tolist()], dtype=object)
-
-
-def _is_gap(value: Any) -> bool:
-    nan = isinstance(value, float) and value != value
-    return value is None or nan or type(value).__name__ in ("NAType", "NaTType")  # pandas' own
 
 
 def table_part(info: dict[str, Any]) -> tuple[Encoding, dict[str, Any]]:

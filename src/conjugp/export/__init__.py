@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 import conjugp
 from conjugp._estimators.classifier import GPClassifier
 from conjugp._fit.options import FitOptions, one_of
+from conjugp._gp.model import Model
 from conjugp._persistence.files import check_path, replaced
 from conjugp.likelihoods import Dirichlet, Heaviside, LogisticSoftmax, RobustMax, Softmax
 
@@ -54,14 +55,15 @@ def to_onnx(
     """
     check_path("path", path)
     one_of("input_dtype", input_dtype, ("float64", "float32"))
-    _check(clf)
+    predictor = _exportable(clf)
     try:
         import onnx  # noqa: F401
     except ModuleNotFoundError as error:
         raise ImportError('to_onnx needs onnx: pip install "conjugp[onnx]"') from error
     from conjugp.export._model import build
 
-    model = build(clf, input_dtype, _labels(clf.classes_), _metadata(clf))
+    labels, metadata = _labels(clf.classes_), _metadata(clf, predictor)
+    model = build(predictor, clf._inputs.scaling, input_dtype, labels, metadata)
     if model.ByteSize() > _LARGEST:
         raise ValueError(
             f"the model takes {model.ByteSize() / 1e9:.1f} GB, more than one ONNX file can hold; "
@@ -71,14 +73,16 @@ def to_onnx(
         temporary.write_bytes(model.SerializeToString())
 
 
-def _check(clf: Any) -> None:
-    """Raise unless the predictions of `clf` can be written as ONNX."""
+def _exportable(clf: Any) -> Model:
+    """What predicts for `clf`; an error unless it can be written as ONNX."""
     from conjugp.export._kernels import check_kernel
 
     if not isinstance(clf, GPClassifier):
         why = ": its predictions are averages over draws" if hasattr(clf, "to_arviz") else ""
         raise TypeError(f"clf must be a GPClassifier; got {type(clf).__name__}{why}")
-    model = clf._fitted_model()
+    model = clf._predictor
+    if not isinstance(model, Model):
+        raise TypeError(f"clf: predictions of {type(model).__name__} are not exported")
     prediction = (clf.options or FitOptions()).prediction
     if prediction != "integral":
         raise ValueError(
@@ -92,6 +96,7 @@ def _check(clf: Any) -> None:
         )
     for kernel in model.kernels:
         check_kernel(kernel)
+    return model
 
 
 def _labels(classes: NDArray[Any]) -> NDArray[Any]:
@@ -101,19 +106,18 @@ def _labels(classes: NDArray[Any]) -> NDArray[Any]:
     return np.array([str(c) for c in classes], dtype=object)
 
 
-def _metadata(clf: GPClassifier) -> dict[str, str]:
+def _metadata(clf: GPClassifier, model: Model) -> dict[str, str]:
     """What the file says about itself."""
     labels = _labels(clf.classes_)
     found = {
         "conjugp_version": conjugp.__version__,
         "classes": json.dumps(labels.tolist()),
-        "temperature": repr(float(clf.temperature_)),
-        "variance_scale": repr(float(clf.variance_scale_)),
-        "likelihood": clf._fitted.model.likelihood.name,
+        "temperature": repr(float(model.calibration.temperature)),
+        "variance_scale": repr(float(model.calibration.variance_scale)),
+        "likelihood": model.likelihood.name,
         "kernel": str(clf.kernel_),
-        "n_inducing": str(len(clf.inducing_points_)),
+        "n_inducing": str(len(model.Z)),
     }
-    names = getattr(clf, "feature_names_in_", None)
-    if names is not None:
-        found["feature_names"] = json.dumps([str(name) for name in names])
+    if clf._inputs.names is not None:
+        found["feature_names"] = json.dumps(clf._inputs.names)
     return found

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from conjugp import kernels as k
 from conjugp.export._graph import Scope, Value
+from conjugp.kernels._columns import Columns
 from conjugp.kernels._distances import MOST_SQUARE
 
 _TINY = float(torch.finfo(torch.float64).tiny)
@@ -48,7 +49,7 @@ def check_kernel(kernel: k.Kernel) -> None:
     if isinstance(kernel, k.Sum | k.Product):
         for part in kernel.parts:
             check_kernel(part)
-    elif type(kernel) is k.Normalised:
+    elif type(kernel) is k.Normalised or type(kernel) is Columns:
         check_kernel(kernel.kernel)
     elif type(kernel) is not k.Linear and type(kernel) not in _OF_DISTANCE:
         raise ValueError(
@@ -62,6 +63,8 @@ def matrix(scope: Scope, kernel: k.Kernel, X: Value, Z: Tensor) -> Value:
     if isinstance(kernel, k.Sum | k.Product):
         join: Callable[..., Any] = add if isinstance(kernel, k.Sum) else mul
         return reduce(join, (matrix(scope, part, X, Z) for part in kernel.parts))
+    if isinstance(kernel, Columns):
+        return matrix(scope, kernel.kernel, _columns(scope, kernel, X), kernel.of(Z))
     if isinstance(kernel, k.Normalised):
         U = _directions(scope, kernel, X)
         return matrix(scope, kernel.kernel, U, kernel.directions(Z.double()))
@@ -92,6 +95,8 @@ def diagonal(scope: Scope, kernel: k.Kernel, X: Value, D: int) -> Value | float:
     if isinstance(kernel, k.Sum | k.Product):
         join: Callable[..., Any] = add if isinstance(kernel, k.Sum) else mul
         return reduce(join, (diagonal(scope, part, X, D) for part in kernel.parts))
+    if isinstance(kernel, Columns):
+        return diagonal(scope, kernel.kernel, _columns(scope, kernel, X), len(kernel.columns))
     if isinstance(kernel, k.Normalised):
         return diagonal(scope, kernel.kernel, _directions(scope, kernel, X), D)
     variance = _number(kernel, "variance")
@@ -99,6 +104,11 @@ def diagonal(scope: Scope, kernel: k.Kernel, X: Value, D: int) -> Value | float:
         weight = variance * _weight(kernel, torch.empty(0, D))
         return (X * X) @ weight[:, None]
     return variance
+
+
+def _columns(scope: Scope, kernel: Columns, X: Value) -> Value:
+    """Those that the kernel sees."""
+    return scope.op("Gather", X, np.array(kernel.columns), axis=1)
 
 
 def _directions(scope: Scope, kernel: k.Normalised, X: Value) -> Value:

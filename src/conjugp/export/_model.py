@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
-from conjugp._estimators.classifier import GPClassifier
 from conjugp._gp.covariance import NONE
 from conjugp._gp.model import Model
+from conjugp._inputs.scales import Scaling
 from conjugp.export._graph import OPSET, Scope, Value
 from conjugp.export._integrals import lambda_integral, largest, log_sigmoid, normalised
 from conjugp.export._kernels import diagonal, matrix
@@ -21,10 +21,11 @@ _IR_VERSION = 8
 _TYPES = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}
 
 
-def build(clf: GPClassifier, dtype: str, labels: NDArray, metadata: dict[str, str]) -> ModelProto:
+def build(
+    model: Model, scaling: Scaling, dtype: str, labels: NDArray, metadata: dict[str, str]
+) -> ModelProto:
     """The model of a fitted classifier whose inputs and probabilities have this dtype."""
-    model, C = clf._fitted.model, len(labels)
-    kind = _TYPES[dtype]
+    kind, C = _TYPES[dtype], len(labels)
     graph = Scope()
     X = graph.value("X")
     # Rows go in chunks of R; the last row fills the last chunk.
@@ -40,8 +41,8 @@ def build(clf: GPClassifier, dtype: str, labels: NDArray, metadata: dict[str, st
         begin = scope.op("Mul", i, R)
         rows = scope.op("Min", scope.range(np.array(0), R) + begin, last)
         x = scope.cast(scope.op("Gather", X, rows, axis=0), "double")
-        x = (x - clf._scaling.shift) / clf._scaling.scale
-        return None, [], [_probabilities(scope, clf, x)]
+        x = (x - scaling.shift) / scaling.scale
+        return None, [], [_probabilities(scope, model, x)]
 
     (stacked,) = graph.loop(trips, [], chunk, n_stacked=1)
     flat = graph.op("Reshape", stacked, np.array([-1, C]))
@@ -54,7 +55,7 @@ def build(clf: GPClassifier, dtype: str, labels: NDArray, metadata: dict[str, st
     declare = helper.make_tensor_value_info
     label = TensorProto.STRING if labels.dtype == object else TensorProto.INT64
     proto = graph.graph(
-        [declare("X", kind, ["n", len(clf._scaling.shift)])],
+        [declare("X", kind, ["n", len(scaling.shift)])],
         [declare("label", label, ["n"]), declare("probabilities", kind, ["n", C])],
     )
     result = helper.make_model(
@@ -69,9 +70,9 @@ def build(clf: GPClassifier, dtype: str, labels: NDArray, metadata: dict[str, st
     return result
 
 
-def _probabilities(scope: Scope, clf: GPClassifier, x: Value) -> Value:
+def _probabilities(scope: Scope, model: Model, x: Value) -> Value:
     """Rows x (R, D) in working units -> (R, C)."""
-    model, scale = clf._fitted.model, float(clf.variance_scale_)
+    scale, heat = float(model.calibration.variance_scale), float(model.calibration.temperature)
     m, v = _latent(scope, model, x, variance=scale > 0.0)
     v = None if v is None else v * scale
     likelihood, C = model.likelihood, model.n_classes
@@ -87,11 +88,10 @@ def _probabilities(scope: Scope, clf: GPClassifier, x: Value) -> Value:
     else:
         softmax = not isinstance(likelihood, LogisticSoftmax)
         p = lambda_integral(scope, m, v, C, softmax)
-    if clf.temperature_ != 1.0:
-        heat, shares = float(clf.temperature_), clf._fitted.shares
+    if heat != 1.0:
         log_p = scope.op("Log", p) / heat
-        if shares is not None and heat > 1.0:
-            log_p = log_p + (1.0 - 1.0 / heat) * shares.cpu().log().numpy()
+        if model.shares is not None and heat > 1.0:
+            log_p = log_p + (1.0 - 1.0 / heat) * model.shares.cpu().log().numpy()
         p = scope.op("Softmax", log_p, axis=1)
     return normalised(scope, p)
 

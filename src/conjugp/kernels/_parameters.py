@@ -166,7 +166,7 @@ class Parametric:
                 return variance
             raise ValueError(f"{type(self).__name__}: {leaf.name} cannot be taken from the data")
 
-        return self._with_leaves(fill)
+        return self._with_leaves(fill, lambda part: part.filled(lengthscale, variance))
 
     def to_units(self, scale: np.ndarray | Tensor) -> Self:
         """A copy for inputs multiplied by scale (D,): k'(X·scale, Z·scale) = k(X, Z).
@@ -190,7 +190,8 @@ class Parametric:
                 )
             return value * (_tensor(factor).to(value) if isinstance(value, Tensor) else factor)
 
-        return self._with_leaves(convert)
+        # Each part in its own way: some see other units than those of X.
+        return self._with_leaves(convert, lambda part: part.to_units(scale))
 
     def frozen(self) -> Self:
         """A copy with plain floats and read-only NumPy arrays for parameters."""
@@ -237,14 +238,18 @@ class Parametric:
             else:
                 yield Leaf(field.name, value, _transform_of(field))
 
-    def _with_leaves(self, new: Callable[[Leaf], Any]) -> Self:
-        """A copy with new(leaf) for the value of every leaf."""
-        changes = {}
+    def _with_leaves(
+        self,
+        new: Callable[[Leaf], Any],
+        of_part: Callable[[Parametric], Parametric] | None = None,
+    ) -> Self:
+        """A copy with new(leaf) for the value of every leaf; inner objects by of_part, if given."""
+        changes, of_part = {}, of_part or (lambda part: part._with_leaves(new))
         for field, value in self._fields():
             if isinstance(value, Parametric):
-                changes[field.name] = value._with_leaves(new)
+                changes[field.name] = of_part(value)
             elif isinstance(value, tuple):
-                changes[field.name] = tuple(part._with_leaves(new) for part in value)
+                changes[field.name] = tuple(map(of_part, value))
             else:
                 changes[field.name] = new(Leaf(field.name, value, _transform_of(field)))
         return replace(self, **changes)  # type: ignore[type-var]
