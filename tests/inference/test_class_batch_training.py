@@ -28,7 +28,7 @@ def many(n: int, n_classes: int, *, seed: int = 0, gap: float = 2.2, dtype=torch
 
 
 def fit(data: Data, class_batch: int | None, n_inducing: int = 40, **changes) -> Result:
-    changes = {"bound": "tight", "batch_size": 64, "tol": 0.0, **changes}
+    changes = {"bound": "tight", "batch_size": 64, "tol": 0.0, "kernel_prior": 0.0, **changes}
     settings = Settings(LIKELIHOOD, class_batch=class_batch, **changes)
     mean = data.X.new_full((data.n_classes,), -math.log(data.n_classes - 1))
     state = initial_state([RBF(4.0, 5.0)], data.X[:n_inducing], mean)
