@@ -204,17 +204,16 @@ class Parametric:
 
     def _owners(self, groups: Sequence[int]) -> list[Any]:
         """For each number of theta what it belongs to: a lengthscale of a group, or itself."""
-        owners = []
+        owners: list[Any] = []
         for field, value in self._fields():
-            parts = value if isinstance(value, tuple) else (value,)
-            if _is_parametric(value):
+            if isinstance(value, Parametric | tuple):
+                parts = value if isinstance(value, tuple) else (value,)
                 for i, part in enumerate(parts):
                     owners += [(field.name, i, owner) for owner in part._owners(groups)]
                 continue
             leaf = Leaf(field.name, value, _transform_of(field))
             ard = field.name.startswith("lengthscale") and leaf.shape == (len(groups),)
-            of = groups if ard else range(leaf.size)
-            owners += [(field.name, g) for g in of]
+            owners += [(field.name, g) for g in (groups if ard else range(leaf.size))]
         return owners
 
     def frozen(self) -> Self:
