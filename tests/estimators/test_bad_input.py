@@ -135,7 +135,7 @@ def test_sample_weight(no_work, case):
 
 
 PARAMETERS = [
-    ("kernel", "rbf"),
+    ("kernel", "magic"),
     ("kernel", 1.0),
     ("likelihood", "gaussian"),
     ("likelihood", 3),

@@ -30,12 +30,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from conftest import KERNEL_CASES
-from conjugp import FitOptions, GPClassifier
+from conjugp import FitOptions, GPClassifier, load
 from conjugp._estimators.predicting import seed_of
 from conjugp._gp.inducing import kmeans
 from conjugp._gp.prediction import apply_temperature
 from conjugp._rows.canonical import ordered
-from conjugp.kernels import RBF, Kernel, Linear, Matern52, Positive, RationalQuadratic
+from conjugp.kernels import RBF, Kernel, Linear, Matern32, Matern52, Positive, RationalQuadratic
 from faces import decoupled, fixed, minibatch, regret, toy
 from problems import LIKELIHOOD
 
@@ -732,3 +732,20 @@ def test_any_data_is_fitted_or_refused(case, kind):
     assert np.isfinite(clf.elbo_) and np.isfinite(clf.inducing_points_).all()
     assert 1 / 8 <= clf.temperature_ <= 1000
     assert set(clf.predict(A)) <= set(b)
+
+
+def test_kernels_by_name(tmp_path):
+    """The words of the command line; what a name leaves open comes from the data."""
+    X, y = toy(80)
+    named, given = (
+        GPClassifier(kernel, random_state=0).fit(X, y)
+        for kernel in ("rbf*matern32 + linear", RBF() * Matern32() + Linear())
+    )
+    np.testing.assert_array_equal(named.predict_proba(X), given.predict_proba(X))
+    assert named.get_params()["kernel"] == "rbf*matern32 + linear"
+    named.save(tmp_path / "iris.conjugp")
+    assert load(tmp_path / "iris.conjugp").get_params()["kernel"] == "rbf*matern32 + linear"
+    with pytest.raises(ValueError, match="kernel: 'magic' is none of auto, rbf, matern12"):
+        GPClassifier("rbf + magic").fit(X, y)
+    auto, none = (GPClassifier(kernel, random_state=0).fit(X, y) for kernel in ("auto", None))
+    assert auto.kernel_ == none.kernel_

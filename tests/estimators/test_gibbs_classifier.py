@@ -236,7 +236,7 @@ def no_work(monkeypatch):
 
 
 PARAMETERS = [
-    ("kernel", "rbf"),
+    ("kernel", "magic"),
     ("kernel", []),
     ("kernel", [RBF(), None, RBF()]),
     ("kernel", [RBF(), RBF()]),

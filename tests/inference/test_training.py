@@ -20,6 +20,7 @@ from conjugp._inference import full_batch, steps
 from conjugp._inference.batches import Batches
 from conjugp._inference.fused import ClosedFormStep
 from conjugp._inference.moving import Moving
+from conjugp._inference.rounds import RoundsOfSteps
 from conjugp._inference.settings import Settings
 from conjugp._inference.steps import ReadableStep
 from conjugp._inference.train import train
@@ -369,3 +370,25 @@ def test_any_small_data_set_gives_finite_results(data, bound, log_variance, lear
     if not batches:
         slack = (1e-9 if wide else 1e-5) * abs(prior_elbo)
         assert result.elbo >= prior_elbo - slack
+
+
+@pytest.mark.parametrize("kind", ["closed form", "readable", "full batch", "rounds"])
+def test_features_of_a_group_have_one_lengthscale(kind, monkeypatch):
+    """Their own gradients differ, and so would they."""
+    if kind == "readable":
+        monkeypatch.setattr("conjugp._inference.train.applies", lambda *_: False)
+    if kind == "rounds":
+        monkeypatch.setattr(
+            "conjugp._inference.train.ClosedFormStep",
+            lambda moving, n: RoundsOfSteps(ClosedFormStep(moving, n), data, 50),
+        )
+    data = blobs(200, 3, n_features=4)
+    batch = None if kind == "full batch" else 50
+    lengths = []
+    for groups in (None, (0, 1, 1, 2)):
+        settings = Settings(LIKELIHOOD, "tight", batch_size=batch, max_epochs=10, groups=groups)
+        state = fitted(data, RBF((1.0,) * 4, 1.0), settings, data.X[:20]).state
+        lengths.append(state.theta[0, :4].tolist())
+    alone, together = lengths
+    assert len(set(alone)) == 4 and len(set(together)) == 3
+    assert together[1] == together[2] and together[1] != 0.0

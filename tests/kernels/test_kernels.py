@@ -711,3 +711,20 @@ def test_numbers_of_which_data_say_nothing_change_no_other():
     some = told != 0
     alone = RBF(np.ones(3), 1.0).prior_slope(d[some], told[some])
     assert slope[~some].tolist() == [0.0] and slope[some].tolist() == alone.tolist()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "places"),
+    [
+        (RBF((1.0, 2.0, 3.0, 4.0), 2.0), [0, 1, 1, 3, 4]),
+        (RBF((1.0,) * 4, 1.0) + Linear((1.0,) * 4, 1.0), [0, 1, 1, 3, 4, 5, 6, 6, 8, 9]),
+        (RBF(1.0, 1.0) * Matern32((1.0,) * 4, 1.0), [0, 1, 2, 3, 3, 5, 6]),
+        (Normalised(RBF((1.0,) * 4, 1.0)), [0, 1, 1, 3, 4]),
+        (Columns(RBF((1.0, 1.0, 1.0), 1.0), (1, 2, 3)), [0, 0, 2, 3]),
+        (Columns(RBF((1.0, 1.0), 1.0), (0, 3)), None),
+        (RBF(1.0, 1.0), None),
+    ],
+)
+def test_features_of_a_group_share_their_lengthscale(kernel, places):
+    found = kernel.shared((0, 7, 7, 3))
+    assert (None if found is None else found.tolist()) == places

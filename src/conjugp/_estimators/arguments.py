@@ -11,7 +11,7 @@ from conjugp._fit.options import FitOptions, number, one_of, whole
 from conjugp._gp.covariance import FAMILIES, NONE
 from conjugp._gp.inducing import STRATEGIES
 from conjugp._rows.group import ALONE, Group, own_gpu
-from conjugp.kernels import Kernel
+from conjugp.kernels import get_kernel
 from conjugp.likelihoods import Heaviside, Likelihood, get_likelihood
 from conjugp.likelihoods._base import MC
 
@@ -20,8 +20,7 @@ SMALL_ROWS = 1000  # up to here float64 costs nothing that matters, and a GPU ga
 
 def check_parameters(clf: Any) -> tuple[Likelihood, str, FitOptions]:
     """Every argument of the constructor, before any work."""
-    if clf.kernel is not None and not isinstance(clf.kernel, Kernel):
-        raise ValueError(f"kernel must be a conjugp.kernels.Kernel or None; got {clf.kernel!r}")
+    get_kernel(clf.kernel)
     likelihood = get_likelihood(clf.likelihood)
     bound = likelihood.check_bound(clf.bound)
     one_of("inference", clf.inference, ("auto", "mc-vi", "ep"))

@@ -53,7 +53,7 @@ from conjugp._rows.group import ALONE, Group, current
 from conjugp._rows.on_disk import Store
 from conjugp._rows.sources import Batch, array_batches, batches
 from conjugp._rows.working import dataset, in_memory
-from conjugp.kernels import Kernel
+from conjugp.kernels import Kernel, get_kernel
 from conjugp.likelihoods import Likelihood
 
 _STREAM_CACHE_MB = 512  # kernel values kept in fits of streams
@@ -67,9 +67,10 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
 
     Parameters
     ----------
-    kernel : Kernel or None, default=None
+    kernel : Kernel, str or None, default=None
         Covariance function, in the units of X. Its parameters that are ``None`` come from the
-        data. ``None`` chooses kernel, input scales and lengthscales.
+        data. A name such as ``"rbf"``, ``"matern32"`` or ``"rbf + linear"`` leaves all of them to
+        the data. ``None`` or ``"auto"`` chooses kernel, input scales and lengthscales.
     likelihood : {"logistic-softmax", "softmax", "robust-max", "heaviside", "dirichlet"} or \
             Likelihood, default="logistic-softmax"
         Likelihood of the labels given the latent functions.
@@ -179,7 +180,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
 
     def __init__(
         self,
-        kernel: Kernel | None = None,
+        kernel: Kernel | str | None = None,
         *,
         likelihood: str | Likelihood = "logistic-softmax",
         bound: str | None = None,
@@ -394,7 +395,9 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 same = np.array_equal(classes, self.classes_) and warm.state is not None
                 warm = warm if same and rows.n_features == self._inputs.n_features else None
             names = names_of(self)
-            inputs = self._inputs if warm else Inputs.fit(rows, [self.kernel], names, group)
+            inputs = (
+                self._inputs if warm else Inputs.fit(rows, [get_kernel(self.kernel)], names, group)
+            )
             scaling = inputs.scaling
             start = warm.state if warm else None
 
@@ -495,7 +498,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             raise ValueError("classes must hold at least 2 classes, got one class")
         with unchanged_on_error(self):
             rows, _ = check_training_data(self, X, y, sample_weight, known, reset=not fitted)
-            names, kernel = names_of(self), self.kernel
+            names, kernel = names_of(self), get_kernel(self.kernel)
             inputs = self._inputs if fitted else Inputs.fit(rows, [kernel], names)
             stream, goes_on = getattr(self, "_stream", None), True
             if stream is None:

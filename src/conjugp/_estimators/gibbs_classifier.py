@@ -51,7 +51,7 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
 
     Parameters
     ----------
-    kernel : Kernel, list of Kernel or None, default=None
+    kernel : Kernel, str, list of Kernel or None, default=None
         Covariance function in the units of X, or one for each class. Its parameters that are
         ``None`` come from the data; ``None`` is an RBF with one lengthscale per feature.
     hyperparameters : {"fit", "fixed", "sample"}, default="fit"
@@ -128,7 +128,7 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
 
     def __init__(
         self,
-        kernel: Kernel | list[Kernel] | None = None,
+        kernel: Kernel | str | list[Kernel] | None = None,
         *,
         hyperparameters: str = "fit",
         prior_mean: str | float | ArrayLike = "auto",

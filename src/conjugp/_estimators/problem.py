@@ -26,7 +26,7 @@ from conjugp._rows.canonical import Rows
 from conjugp._rows.dataset import Data
 from conjugp._sampler.chain import Target, distinct
 from conjugp._sampler.sweep import AUGMENTATIONS, Observations
-from conjugp.kernels import RBF, Kernel
+from conjugp.kernels import RBF, Kernel, get_kernel
 
 HYPERPARAMETERS = ("fit", "fixed", "sample")
 FIT_INDUCING = 300  # inducing points of the variational fit that hyperparameters are taken from
@@ -46,10 +46,8 @@ class Problem(NamedTuple):
 def check_sampler(clf: Any) -> None:
     """Every argument of the sampler's constructor, before any work."""
     given = _kernels(clf)
-    if clf.kernel is not None and not (given and all(isinstance(k, Kernel) for k in given)):
-        raise ValueError(
-            f"kernel must be a conjugp.kernels.Kernel, a list of them or None; got {clf.kernel!r}"
-        )
+    if isinstance(clf.kernel, list | tuple) and (not given or None in given):
+        raise ValueError(f"kernel must be a kernel, a list of them or None; got {clf.kernel!r}")
     one_of("hyperparameters", clf.hyperparameters, HYPERPARAMETERS)
     if clf.hyperparameters == "fit" and len(given) > 1:
         raise ValueError(
@@ -71,9 +69,10 @@ def check_sampler(clf: Any) -> None:
     check_common(clf)
 
 
-def _kernels(clf: Any) -> list[Any]:
+def _kernels(clf: Any) -> list[Kernel | None]:
     """The kernels given: one, which may be None, or one for each class."""
-    return list(clf.kernel) if isinstance(clf.kernel, list | tuple) else [clf.kernel]
+    given = clf.kernel if isinstance(clf.kernel, list | tuple) else [clf.kernel]
+    return [get_kernel(kernel) for kernel in given]
 
 
 def problem_of(clf: Any, X: ArrayLike, y: ArrayLike, seed: int) -> Problem:

@@ -19,7 +19,7 @@ from conjugp._persistence.journal import Journal
 from conjugp._rows.canonical import Rows
 from conjugp._rows.dataset import Dataset
 from conjugp._rows.on_disk import Store
-from conjugp.kernels import KERNELS
+from conjugp.kernels import KERNELS, get_kernel
 from conjugp.likelihoods import LIKELIHOODS, get_likelihood
 
 # Parameters that do not change the result, and those whose effect is marked by itself.
@@ -60,7 +60,7 @@ def open_journal(
         "the version of conjugp": conjugp.__version__,
         "the version of torch": torch.__version__,
     }
-    own = classes_of([clf.kernel, get_likelihood(clf.likelihood)])
+    own = classes_of([get_kernel(clf.kernel), get_likelihood(clf.likelihood)])
     known = {*KERNELS, *LIKELIHOODS.values(), *own}
     size = (rows.n_features, data.n)
     mark = data_fingerprint(size, rows.digests, classes) | fingerprint(values)

@@ -13,7 +13,7 @@ from conjugp._fit.options import FitOptions, knobs_of
 from conjugp._inference.settings import Settings
 from conjugp._inputs.scales import Scaling
 from conjugp._rows.dataset import Data, Dataset, class_shares
-from conjugp.kernels import RBF, Kernel
+from conjugp.kernels import RBF, Kernel, get_kernel
 from conjugp.likelihoods import Likelihood, LogisticSoftmax
 from conjugp.likelihoods._base import MC
 
@@ -68,6 +68,7 @@ def make_plan(
     seed: int,
 ) -> Plan:
     """Settle every "auto" from N, C and D."""
+    kernel = get_kernel(clf.kernel)
     n = data.n
     given = clf.inducing
     if not isinstance(given, str):
@@ -121,7 +122,7 @@ def make_plan(
     return Plan(
         settings,
         "coupled" if coupled else ("shared" if auto else clf.covariance),
-        None if clf.kernel is None else clf.kernel.to_units(1 / scaling.scale),
+        None if kernel is None else kernel.to_units(1 / scaling.scale),
         clf.shared_kernel,
         coupled and (batch is None or batch >= n),
         start_mean(clf.prior_mean, data, likelihood),

@@ -55,6 +55,9 @@ class Moving:
         self.factors = (settings.kernel_rate, settings.inducing_rate, 1.0)  # of the rate, by leaf
         self.q_in_place = False
         self._failures = 0
+        groups = settings.groups
+        shared = None if groups is None else state.template.shared(groups)
+        self._shared = None if shared is None else shared.to(state.Z.device)
         self._start = Leaves(*(x.detach().clone() for x in (state.theta, state.Z, state.mean)))
         self._begin()
 
@@ -108,25 +111,26 @@ class Moving:
                 leaf.grad = torch.zeros_like(leaf)
         return [leaf.grad for leaf in leaves if leaf.grad is not None]
 
-    def prior_slopes(
-        self, leaves: Leaves, gradients: Sequence[Tensor | None]
-    ) -> tuple[Tensor | None, ...]:
-        """What the prior on kernel parameters and prior means adds to the gradient of each leaf."""
+    def whole(self, leaves: Leaves, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients of the leaves with what the priors on kernel and means add to them.
+
+        Lengthscales of features that have one together have its gradient, each of them.
+        """
+        d_theta, d_Z, d_mean = gradients
         strength = self.settings.kernel_prior / self.total
-        if not strength:
-            return (None, None, None)
-        of_mean, of_theta = strength * (leaves.mean - self._start.mean), None
-        if gradients[0] is not None:
+        if strength and d_theta is not None:
             moved = leaves.theta - self._start.theta
-            of_theta = strength * self.state.template.prior_slope(moved, gradients[0])
-        return (of_theta, None, of_mean)
+            d_theta = d_theta + strength * self.state.template.prior_slope(moved, d_theta)
+        if strength and d_mean is not None:
+            d_mean = d_mean + strength * (leaves.mean - self._start.mean)
+        if d_theta is not None and self._shared is not None:
+            sums = torch.zeros_like(d_theta).index_add_(1, self._shared, d_theta)
+            d_theta = sums.index_select(1, self._shared)
+        return [d_theta, d_Z, d_mean]
 
     def move(self, rate: float) -> None:
         """One Adam step on the hyperparameters from the gradients collected so far."""
-        gradients = [leaf.grad for leaf in self.leaves]
-        for g, slope in zip(gradients, self.prior_slopes(self.values, gradients), strict=True):
-            if g is not None and slope is not None:
-                g += slope
+        gradients = self.whole(self.values, [leaf.grad for leaf in self.leaves])
         self.adam.descend(gradients, [rate * factor for factor in self.factors])
         for leaf in self.leaves:
             leaf.grad = None

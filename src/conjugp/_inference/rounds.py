@@ -88,7 +88,7 @@ class Rounds:
     def __init__(self, form: ClosedForm, moving: Moving, rows: Data, limit: int) -> None:
         """`limit`: the longest round."""
         self.form, self.rows, self.gradients = form, rows[:3], moving.learning
-        self._prior_slopes = moving.prior_slopes
+        self._whole = moving.whole
         leaves, q = moving.values, moving.state.q
         self.q = Posterior(q.h.clone(), q.P.clone())
         # What is learned stands in one piece: Adam is then a handful of launches, not one for each.
@@ -177,9 +177,8 @@ class Rounds:
         self._put(self.q, new)
         if not self._moving:
             return
-        slopes = self._prior_slopes(self.leaves, sums.gradients)
-        pairs = zip(sums.gradients, slopes, strict=True)
-        g = torch.cat([(x if p is None else x + p).view(-1) for x, p in pairs if x is not None])
+        gradients = self._whole(self.leaves, sums.gradients)
+        g = torch.cat([x.view(-1) for x in gradients if x is not None])
         first, second = self._first.clone(), self._second.clone()
         remember(first, second, g, beta1, beta2)
         x = self._x - direction(first, second, length * self._factor, least)

@@ -45,6 +45,7 @@ class Settings(Knobs):
     # What its rate is multiplied by, for kernels and for inducing points.
     kernel_rate: float = 1.0
     inducing_rate: float = 1.0
+    groups: tuple[int, ...] | None = None  # of every feature; those of one have one lengthscale
     settled: int = 5  # steps of q alone, before it says anything about hyperparameters
     kept: float = 1.0  # the share of the variance given the inducing points that rows keep (Q9)
     inference: str = "vi"  # or "ep", which has no bound

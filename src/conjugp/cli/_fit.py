@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from functools import reduce
-from operator import add, mul
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from conjugp import kernels
 from conjugp._estimators.classifier import GPClassifier
 from conjugp._rows.group import ALONE, Group, joined
 from conjugp.cli import _options as options
@@ -22,30 +19,18 @@ from conjugp.cli._scores import SCORES, few_rows, scores_of, shown_scores, table
 from conjugp.cli._settings import Reading, Task, Training, prepare
 from conjugp.cli._tables import FORMATS
 from conjugp.cli.models import ROWS, Model, packed_digests
+from conjugp.kernels import Kernel, get_kernel
 
 # Endings of tables and of what other commands write: a model of that name would mislead.
 NO_MODELS = (*FORMATS, ".onnx", ".html", ".htm", ".json")
-KERNELS = {
-    "rbf": kernels.RBF,
-    "matern12": kernels.Matern12,
-    "matern32": kernels.Matern32,
-    "matern52": kernels.Matern52,
-    "rational-quadratic": kernels.RationalQuadratic,
-    "linear": kernels.Linear,
-}
 
 
-def _kernel(text: str) -> kernels.Kernel | None:
+def _kernel(text: str) -> Kernel | None:
     """A kernel from names joined by + and *."""
-    if text == "auto":
-        return None
-
-    def one(name: str) -> kernels.Kernel:
-        if name.strip() not in KERNELS:
-            raise Refusal(f"--kernel: {name.strip()!r} is none of auto, {', '.join(KERNELS)}")
-        return KERNELS[name.strip()]()
-
-    return reduce(add, (reduce(mul, map(one, term.split("*"))) for term in text.split("+")))
+    try:
+        return get_kernel(text)
+    except ValueError as error:
+        raise Refusal(f"--{error}") from error
 
 
 @app.command()
@@ -70,7 +55,7 @@ def fit(
         typer.Option(
             parser=_kernel,
             metavar="NAME",
-            help=f"auto, or {', '.join(KERNELS)}, also joined as in rbf+linear or *.",
+            help="As in Python: auto, rbf, matern32, linear and others, also joined: rbf+linear.",
         ),
     ] = "auto",
     likelihood: Annotated[

@@ -23,6 +23,9 @@ A stationary one is shorter still: subclass :class:`Stationary` and write ``of_d
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add, mul
+
 from conjugp.kernels._base import Kernel
 from conjugp.kernels._combinations import Product, Sum
 from conjugp.kernels._directions import Normalised
@@ -64,3 +67,32 @@ KERNELS: tuple[type[Kernel], ...] = (
     Sum,
     Product,
 )
+_NAMES: dict[str, type[Kernel]] = {
+    "rbf": RBF,
+    "matern12": Matern12,
+    "matern32": Matern32,
+    "matern52": Matern52,
+    "rational-quadratic": RationalQuadratic,
+    "linear": Linear,
+}
+
+
+def get_kernel(kernel: Kernel | str | None) -> Kernel | None:
+    """The kernel of that name, or of names joined by + and *; a kernel, or None, as it is."""
+    if kernel is None or kernel == "auto":
+        return None
+    if isinstance(kernel, Kernel):
+        return kernel
+    known = f"auto, {', '.join(_NAMES)}"
+    if not isinstance(kernel, str):
+        raise ValueError(
+            f"kernel must be a conjugp.kernels.Kernel, None, or one of {known}, joined by + or *; "
+            f"got {kernel!r}"
+        )
+
+    def one(name: str) -> Kernel:
+        if name.strip() not in _NAMES:
+            raise ValueError(f"kernel: {name.strip()!r} is none of {known}")
+        return _NAMES[name.strip()]()
+
+    return reduce(add, (reduce(mul, map(one, term.split("*"))) for term in kernel.split("+")))

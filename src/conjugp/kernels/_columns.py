@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -57,6 +58,9 @@ class Columns(Kernel):
 
     def diag(self, X: Tensor) -> Tensor:
         return self.kernel.diag(self.of(X))
+
+    def _owners(self, groups: Sequence[int]) -> list[Any]:
+        return self.kernel._owners([groups[i] for i in self.columns])
 
     def filled(self, lengthscale: Tensor, variance: float) -> Self:
         """As in every kernel, with the lengthscales of these columns."""

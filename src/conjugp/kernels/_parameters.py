@@ -193,6 +193,29 @@ class Parametric:
         # Each part in its own way: some see other units than those of X.
         return self._with_leaves(convert, lambda part: part.to_units(scale))
 
+    def shared(self, groups: Sequence[int]) -> Tensor | None:
+        """Where each number of theta counts if features of one group (D,) share lengthscales.
+
+        (n_theta,), the position of the first that it is one with; None where all stand alone.
+        """
+        first, owners = dict[Any, int](), self._owners(groups)
+        found = [first.setdefault(owner, place) for place, owner in enumerate(owners)]
+        return torch.tensor(found) if len(first) < len(found) else None
+
+    def _owners(self, groups: Sequence[int]) -> list[Any]:
+        """For each number of theta what it belongs to: a lengthscale of a group, or itself."""
+        owners: list[Any] = []
+        for field, value in self._fields():
+            if isinstance(value, Parametric | tuple):
+                parts = value if isinstance(value, tuple) else (value,)
+                for i, part in enumerate(parts):
+                    owners += [(field.name, i, owner) for owner in part._owners(groups)]
+                continue
+            leaf = Leaf(field.name, value, _transform_of(field))
+            ard = field.name.startswith("lengthscale") and leaf.shape == (len(groups),)
+            owners += [(field.name, g) for g in (groups if ard else range(leaf.size))]
+        return owners
+
     def frozen(self) -> Self:
         """A copy with plain floats and read-only NumPy arrays for parameters."""
         return self._with_leaves(lambda leaf: _plain(leaf.value))
