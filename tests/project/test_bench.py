@@ -36,6 +36,9 @@ ENTRIES = {
     "optimiser": {"device", "nll"},
     "conditional_variance": {"nll"},
     "robust": {"cases", "passed", "wrong", "seconds", "median_gain"},
+    "bounds": {"n_train", "seed", "exact", "tight"},
+    "cost": {"seconds", "ratio"},
+    "threads": {"busy processes", "quiet", "busy"},
     "truth": {"n_train", "n_test", "n_features", "n_classes", "lengthscale", "variances"},
     "default_fit": {"seconds", "profiled_seconds", "product_seconds", "ratio", "spent"},
 }
