@@ -22,6 +22,7 @@ LUCK = 1.0  # nats that a few rows may gain by chance
 UNEVEN = 1 / 3  # of the rows: weights are uneven where they count for fewer than that
 VARIANCE_SCALES = (0.0, 0.03, 0.1, 0.3, 1.0)
 SCALES = (0.1, 1.0)  # of coupled fits with less than all of the conditional variance
+ENOUGH = 25.0  # rows of even weights that a standard error needs
 TINY = 1e-300  # a probability of 0, as some classifiers give
 MAX_PAIRS = 10**7  # rows times classes that a calibration looks at
 ROUGH_PAIRS = 10**4  # from here on their probabilities need no more than four digits
@@ -119,9 +120,11 @@ def fit_calibration(
     if shares is None:
         return calibration
     t, positive = calibration.temperature, (weight > 0).double()
-    if _count(weight) < UNEVEN * float(positive.sum()):  # it is to do for the other rows as well
+    doubt, count = 1.0, _count(weight)
+    if count < UNEVEN * float(positive.sum()):  # it is to do for the other rows as well
         t = max(t, fit_temperature(log_p.exp(), y, positive, shares)[0])
-    return calibration._replace(temperature=_credible(t, log_p, y, weight, shares))
+        doubt = max(1.0, ENOUGH / max(1.0, count))
+    return calibration._replace(temperature=_credible(t, log_p, y, weight, shares, doubt))
 
 
 def _count(weight: Tensor) -> float:
@@ -135,11 +138,14 @@ def _sum_and_error(x: Tensor) -> tuple[float, float]:
     return float(x.sum()), float((x - x.mean()).square().sum().sqrt())
 
 
-def _credible(t: float, log_p: Tensor, y: Tensor, weight: Tensor, shares: Tensor) -> float:
+def _credible(
+    t: float, log_p: Tensor, y: Tensor, weight: Tensor, shares: Tensor, doubt: float = 1.0
+) -> float:
     """A temperature, or a higher one where rows do not show that the classes' shares are worse.
 
     What few rows gain over these is partly luck. Where it is less than its standard error, or than
-    `LUCK` nats of an average row, what it lacks is given up too.
+    `LUCK` nats of an average row, what it lacks is given up too. Where a few rows have nearly all
+    the weight the error itself is known badly: `doubt` multiplies it.
     """
     each = _nll(log_p, y, t, shares)
 
@@ -147,9 +153,10 @@ def _credible(t: float, log_p: Tensor, y: Tensor, weight: Tensor, shares: Tensor
         return weight * (_nll(log_p, y, math.exp(log_t), shares) - each)
 
     gain, error = _sum_and_error(lost(LOG_MOST))
-    error = max(error, LUCK * float(weight[weight > 0].mean()) if bool((weight > 0).any()) else 0.0)
+    least = LUCK * float(weight[weight > 0].mean()) if bool((weight > 0).any()) else 0.0
+    error = max(doubt * error, least)
     begin = math.log(t)
-    end = min(begin + math.log(MORE), LOG_MOST)
+    end = min(begin + math.log(MORE * doubt), LOG_MOST)
 
     def left(log_t: float) -> float:
         return float(lost(log_t).sum()) - (error - gain)
