@@ -104,7 +104,7 @@ def test_what_overflows_is_an_error_before_the_fit():
     """A constant feature keeps its scale, and roundings of so large a number are large."""
     A, b = toy(2000, 2)
     high = np.nextafter(np.float32(3e38), np.float32(0))
-    A = np.column_stack([A, np.where(np.arange(2000) < 1, high, 3e38)]).astype(np.float32)
+    A = np.column_stack([A, np.where(np.arange(2000) < 2, high, 3e38)]).astype(np.float32)
     seen: list[str] = []
     clf = GPClassifier(n_inducing=5, covariance="full", max_epochs=0.5, random_state=0)
     clf.set_params(options=FitOptions(callback=lambda p: seen.append(p.stage)))
@@ -321,7 +321,7 @@ def test_number_of_draws(model, n_samples):
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_far_away_rows_have_finite_probabilities_or_are_refused(dtype):
+def test_far_away_rows_have_finite_probabilities(dtype):
     """Rows so far off that working precision cannot hold them."""
     A, b = toy(1100, gap=3.0)
     for clf in (fixed().fit(X, y), fixed(n_inducing=10, batch_size=200, max_epochs=2)):
@@ -332,12 +332,7 @@ def test_far_away_rows_have_finite_probabilities_or_are_refused(dtype):
             if far > float(np.finfo(dtype).max):
                 continue
             row = np.array([[far, -far], [0.0, far]], dtype=dtype)
-            try:
-                p = clf.predict_proba(row)
-            except ValueError as error:
-                assert "X overflows" in str(error)
-            else:
-                np.testing.assert_allclose(p.sum(1), 1.0, atol=1e-12)
+            np.testing.assert_allclose(clf.predict_proba(row).sum(1), 1.0, atol=1e-12)
 
 
 # --- partial_fit ---------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ OFF = {
     "small": np.full(N, 0.01),
     "sum one": (w := rng.uniform(0.5, 2, N)) / w.sum(),
     "survey": 1234.5 * rng.uniform(0.5, 2, N),
+    "whole survey": np.rint(1e5 * rng.uniform(0.5, 2, N)),
     "small where there are any": np.where(np.arange(N) % 2, 0.1, 0.0),
     "smallest": np.full(N, 5e-324),
     "largest": np.full(N, 1.7e308),
@@ -52,7 +53,7 @@ def said(work) -> list[warnings.WarningMessage]:
 
 
 @pytest.mark.parametrize("fit", FITS)
-@pytest.mark.parametrize("name", ["small", "sum one", "survey"])
+@pytest.mark.parametrize("name", ["small", "sum one", "survey", "whole survey"])
 def test_weights_of_another_scale(fit, name):
     weight = OFF[name]
     (warning,) = said(lambda: FITS[fit](fixed(n_inducing=5, max_epochs=2), weight))

@@ -205,3 +205,21 @@ def test_a_kernel_that_cannot_be_learned_jointly_stays(monkeypatch):
     options = FitOptions(mean_training="elbo", search=False)
     clf = decoupled(learn_hyperparameters=True, options=options).fit(X, y)
     np.testing.assert_allclose(clf.kernel_.theta, RBF([1.5, 1.5], 10.0).theta, rtol=1e-9)
+
+
+@pytest.mark.parametrize("n", [200, 400])
+def test_a_column_that_one_row_has_to_itself_says_nothing(n):
+    """A dummy for every row, of which new rows have none; labels that bend among the others."""
+    rng = np.random.default_rng(4)
+    Z = rng.standard_normal((n + N_TEST, 12))
+    Z = Z @ np.cumsum(rng.standard_normal((12, 12)), axis=0)
+    Z /= Z.std(axis=0)
+    centres = rng.standard_normal((6, 12))
+    y = np.square(Z[:, None] - centres).sum(2).argmin(1) % 2
+    rows, new = np.c_[Z[:n], np.eye(n)], np.c_[Z[n:], np.zeros((N_TEST, n))]
+    found = []
+    for train, test in ((rows, new), (Z[:n], Z[n:])):
+        clf = GPClassifier(random_state=0).fit(train, y[:n])
+        p = clf.predict_proba(test)
+        found.append(-np.log(p[np.arange(N_TEST), y[n:]]).mean())
+    assert found[0] <= allowed(found[1])

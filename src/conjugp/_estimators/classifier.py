@@ -438,11 +438,12 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 raise stopped
             return self
         if fitted.saturated:
+            other = "" if bound == "exact" else "bound='exact', or "
             warnings.warn(
                 f"the fit with bound={bound!r} says next to nothing: all latent "
                 "functions are far above zero, where every class is as likely as any other, and "
-                "that is the optimum of this bound with so large a kernel variance; use "
-                "bound='exact', or a smaller variance",
+                f"that is the optimum with so large a kernel variance; use {other}a smaller "
+                "variance",
                 UserWarning,
                 stacklevel=3,
             )
@@ -499,7 +500,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         with unchanged_on_error(self):
             rows, _ = check_training_data(self, X, y, sample_weight, known, reset=not fitted)
             names, kernel = names_of(self), get_kernel(self.kernel)
-            inputs = self._inputs if fitted else Inputs.fit(rows, [kernel], names)
+            inputs = self._inputs if fitted else Inputs.fit(rows, [kernel], names, complete=False)
             stream, goes_on = getattr(self, "_stream", None), True
             if stream is None:
                 limit = COUPLED_INDUCING if self.n_inducing in ("auto", None) else self.n_inducing

@@ -17,6 +17,8 @@ from sklearn.utils.validation import _check_sample_weight, column_or_1d, validat
 from conjugp._rows.canonical import Rows, ordered
 
 MOST_SCALE = 3.0  # weights that average more than this, or less than its inverse, are no counts
+MOST_COUNT = 1000.0  # ... nor are whole ones that average more, or than the next with many rows
+MOST_OF_MANY, MANY = 30.0, 100
 
 
 def no_rows(X: Any, y: Any) -> bool:
@@ -112,7 +114,10 @@ class WeightScale(NamedTuple):
 
     def warn(self) -> None:
         """Say what a weight means where it is unlikely that these were meant to count rows."""
-        if self.whole or 1 / MOST_SCALE <= self.total / self.n <= MOST_SCALE:
+        mean = self.total / self.n
+        if 1 / MOST_SCALE <= mean <= MOST_SCALE:
+            return
+        if self.whole and mean <= (MOST_OF_MANY if self.n > MANY else MOST_COUNT):
             return
         level, frame = 2, sys._getframe(1)
         while frame is not None and frame.f_globals.get("__name__", "").startswith("conjugp."):

@@ -15,6 +15,8 @@ from conjugp._rows.group import ALONE, Group
 from conjugp.kernels import Kernel
 
 _ROWS = 2**15  # rows that are scaled at a time
+_LONELY = (20, 5000)  # rows of fits in which a column that one row has to itself is looked for
+_AT_REST = 1e3  # times their range is a unit of such columns
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,18 @@ class Inputs:
         kernels: Sequence[Kernel | None],
         names: tuple[str, ...] | None,
         group: Group = ALONE,
+        complete: bool = True,
     ) -> Inputs:
-        """From the rows of all ranks, centred unless one of the kernels minds the origin."""
+        """From the rows of all ranks, centred unless one of the kernels minds the origin.
+
+        Of a column in which all rows but one are alike, such as the dummy of a level that one row
+        has, nothing can be learned: where rows are few and `complete`, none is.
+        """
         center = all(k is None or k.stationary for k in kernels)
-        return cls(fit_scaling(rows, center, group), names)
+        scaling = fit_scaling(rows, center, group)
+        if complete and group.size == 1 and _LONELY[0] <= rows.n <= _LONELY[1]:
+            scaling = _resting(scaling, rows.read(0, rows.n).X)
+        return cls(scaling, names)
 
     @property
     def n_features(self) -> int:
@@ -49,7 +59,12 @@ class Inputs:
         out = like.new_empty(X.shape)
         # In parts: no second copy of all rows.
         for i in range(0, len(X), _ROWS):
-            out[i : i + _ROWS] = self.scaling.apply(X[i : i + _ROWS], like.dtype, like.device)
+            part = X[i : i + _ROWS]
+            try:
+                out[i : i + _ROWS] = self.scaling.apply(part, like.dtype, like.device)
+            except ValueError:  # so far away that it does not matter how far
+                part = self.scaling.clipped(part, like.dtype)
+                out[i : i + _ROWS] = self.scaling.apply(part, like.dtype, like.device)
         return out
 
     def invert(self, X: Tensor) -> np.ndarray:
@@ -88,3 +103,16 @@ class Inputs:
         if not (scale > 0).all():
             raise ValueError("scale must be positive")
         return cls(Scaling(shift, scale), None if names is None else tuple(names))
+
+
+def _resting(scaling: Scaling, X: np.ndarray) -> Scaling:
+    """The same with columns at rest in which one row of X (n, D) alone differs from the others."""
+    n = len(X)
+    lonely = ((X == X[0]).sum(axis=0) == n - 1) | ((X == X[1]).sum(axis=0) == n - 1)
+    if not lonely.any():
+        return scaling
+    with np.errstate(over="ignore"):
+        wide = _AT_REST * np.ptp(X[:, lonely].astype(np.float64), axis=0)
+    scale = scaling.scale.copy()
+    scale[lonely] = np.where(np.isfinite(wide) & (wide > 0), wide, scale[lonely])
+    return scaling._replace(scale=scale)

@@ -77,6 +77,12 @@ class Scaling(NamedTuple):
         each(blocks(n, X.shape[1]), work)
         return found.to(device)
 
+    def clipped(self, X: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+        """X (n, D), what is too far away for `apply` at its limits; float64."""
+        with np.errstate(over="ignore"):
+            far = np.minimum(0.5 * self.limit(dtype) * self.scale, np.finfo(np.float64).max / 4)
+        return np.clip(X.astype(np.float64), self.shift - far, self.shift + far)
+
     @staticmethod
     def limit(dtype: torch.dtype) -> float:
         """Kernels square their inputs, so those squares have to be finite too."""
