@@ -55,6 +55,11 @@ class Target:
     kernel_scale: float = 0.0  # deviation of the prior on log parameters; 0: parameters rest
     jitter: float | None = None
 
+    @property
+    def points(self) -> Array:
+        """Where draws stand, (M, D)."""
+        return self.X if self.Z is None else self.Z
+
     @cached_property
     def theta(self) -> Array:
         """Logs of the kernel parameters given, (K, T); a shorter row ends in zeros."""
@@ -138,10 +143,11 @@ class Draws:
         return Draws(*(getattr(self, n)[part] for n in self.__dataclass_fields__))
 
     @staticmethod
-    def none(target: Target) -> Draws:
-        C, M = target.data.n_classes, len(target.X if target.Z is None else target.Z)
-        empty = np.empty
-        return Draws(empty((0, C, M)), empty(0), empty((0, *target.theta.shape)), empty((0, C)))
+    def room(target: Target, n: int) -> Draws:
+        """For n draws, which are still to be made."""
+        C = target.data.n_classes
+        shapes = ((C, len(target.points)), (), target.theta.shape, (C,))
+        return Draws(*(np.empty((n, *shape)) for shape in shapes))
 
 
 def first_state(target: Target, seed: np.random.SeedSequence) -> State:
@@ -182,7 +188,7 @@ def run(
             mean.append(walk.draw_mean(chain.g, rng))
     state = State(chain.f, chain.g, chain.lam, walk.theta, rng, state.sweeps + n_sweeps)
     if not g:
-        return state, Draws.none(target)
+        return state, Draws.room(target, 0)
     loglik = log_likelihood(target.data, np.array(f))
     return state, Draws(np.array(g), loglik, np.array(theta), np.array(mean))
 
