@@ -85,13 +85,13 @@ def fit(
         raise ValueError("give the labels as y, or the name of their column as target")
     template: Any = GPClassifier() if classifier is None else clone(classifier)
     parts = _parts(X, y, target, sample_weight)
-    for attempt in range(retries + 1):
+    while True:
         try:
             return _fit(client, parts, template, checkpoint, timeout)
         except LostWorkerError:
-            if attempt == retries:
+            if retries <= 0:
                 raise
-    raise AssertionError("unreachable")
+            retries -= 1
 
 
 def predict_proba(client: Client, classifier: GPClassifier, X: Any) -> Any:

@@ -68,8 +68,7 @@ def evaluate(
         data = {"n_rows": len(rows.y), "trained_on": seen, "scores": scores, "classes": classes}
         print_json({**data, "plots": written})
         return
-    for text in few_rows(len(rows.y)):
-        note(text)
+    note(*few_rows(len(rows.y)))
     flatters = ", which flatters it" if seen else ""
     title = f"On {these_rows(len(rows.y), seen, table.name)}{flatters}; lower is better"
     print_table(["", *SCORES.values()], [("conjugp", *shown_scores(scores))], title)
