@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 
 import numpy as np
 import torch
@@ -75,7 +76,7 @@ class Target:
     @cached_property
     def fields(self) -> list[Whitened]:
         """The fields at the kernel parameters given, one per kernel."""
-        return [self.whitened(k, self.theta[k]) for k in range(len(self.kernels))]
+        return list(map(self.whitened, count(), self.theta))
 
     @cached_property
     def _tensors(self) -> tuple[Tensor, Tensor]:
@@ -163,15 +164,10 @@ def first_state(target: Target, seed: np.random.SeedSequence) -> State:
 
 
 def run(
-    target: Target,
-    state: State,
-    n_sweeps: int,
-    n_warmup: int,
-    thin: int,
-    fields: list[Whitened] | None = None,
+    target: Target, state: State, n_sweeps: int, n_warmup: int, thin: int
 ) -> tuple[State, Draws]:
     """The next sweeps of a chain, and the draws among them that are kept."""
-    walk = Walk(target, state.theta, fields)
+    walk = Walk(target, state.theta)
     # A copy: what was handed in stays as it was, should this stretch be cut short.
     rng = np.random.Generator(type(state.rng.bit_generator)())
     rng.bit_generator.state = state.rng.bit_generator.state
@@ -196,13 +192,10 @@ def run(
 class Walk:
     """The fields at the kernel parameters where a chain stands."""
 
-    def __init__(self, target: Target, theta: Array, fields: list[Whitened] | None = None) -> None:
+    def __init__(self, target: Target, theta: Array) -> None:
         self.target, self.theta = target, theta.copy()
-        if fields is None:
-            at_start = np.array_equal(theta, target.theta)
-            n = len(target.kernels)
-            fields = target.fields if at_start else [target.whitened(k, theta[k]) for k in range(n)]
-        self.fields = list(fields)
+        at_start = np.array_equal(theta, target.theta)
+        self.fields = list(target.fields if at_start else map(target.whitened, count(), theta))
         self._join()
 
     def _join(self) -> None:

@@ -176,11 +176,7 @@ def _at_work(mark: str, target: Target, *rest: Any) -> tuple[State, Draws]:
     return _stretch(_known[mark], *rest)
 
 
-def _stretch(
-    target: Target, state: State, n_sweeps: int, n_warmup: int, thin: int
-) -> tuple[State, Draws]:
-    with one_thread():
-        return run(target, state, n_sweeps, n_warmup, thin)
+_stretch = one_thread()(run)
 
 
 # --- checkpoints ----------------------------------------------------------------------------------
