@@ -204,7 +204,7 @@ def _fit(
             raise LostWorkerError("a worker was lost before the fit began")
         mine.setdefault(holders[0], []).append(future)
     workers = sorted(mine)
-    processes = client.run(_process, workers=workers)
+    processes = client.run(lambda: (socket.gethostname(), os.getpid()), workers=workers)
     if len(set(processes.values())) < len(workers):
         raise ValueError("conjugp.dask needs workers that are processes: processes=True")
     host = get_address_host(workers[0])
@@ -246,10 +246,6 @@ def _watch(client: Client, tasks: dict[str, Any]) -> None:
                     f"the Dask worker {failed[0]} lost the others: {errors[failed[0]]}"
                 )
         time.sleep(_POLL)
-
-
-def _process() -> tuple[str, int]:
-    return socket.gethostname(), os.getpid()
 
 
 def _free_port() -> int:

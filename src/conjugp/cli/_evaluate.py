@@ -65,8 +65,9 @@ def evaluate(
     classes = class_table(rows.y, proba, clf.classes_)
     written = [] if plots is None else _draw(plots, rows, proba, clf.classes_)
     if as_json:
-        data = {"n_rows": len(rows.y), "trained_on": seen, "scores": scores, "classes": classes}
-        print_json({**data, "plots": written})
+        print_json(
+            n_rows=len(rows.y), trained_on=seen, scores=scores, classes=classes, plots=written
+        )
         return
     note(*few_rows(len(rows.y)))
     flatters = ", which flatters it" if seen else ""

@@ -167,20 +167,18 @@ def _fit_table(
     model.save(output)
     if as_json:
         print_json(
-            {
-                "model": output.resolve(),
-                "n_train": n_train,
-                "n_test": n_test,
-                "trained_on": seen,
-                "features": training.encoding.features,
-                "classes": clf.classes_,
-                "kernel": str(clf.kernel_),
-                "temperature": clf.temperature_,
-                "elbo": clf.elbo_,
-                "seconds": seconds,
-                "scores": scores,
-                "notes": notes,
-            }
+            model=output.resolve(),
+            n_train=n_train,
+            n_test=n_test,
+            trained_on=seen,
+            features=training.encoding.features,
+            classes=clf.classes_,
+            kernel=str(clf.kernel_),
+            temperature=clf.temperature_,
+            elbo=clf.elbo_,
+            seconds=seconds,
+            scores=scores,
+            notes=notes,
         )
         return
     note(*notes[len(training.notes) :])

@@ -24,7 +24,7 @@ def note(*texts: str) -> None:
         typer.echo(f"note: {text}", err=True)
 
 
-def print_json(data: dict[str, Any]) -> None:
+def print_json(**data: Any) -> None:
     """One JSON object on standard output."""
     typer.echo(json.dumps(plain(data), allow_nan=False))
 

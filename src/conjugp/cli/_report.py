@@ -118,14 +118,12 @@ def report(
         path.write_text(page, encoding="utf-8", errors="backslashreplace")
     if as_json:
         print_json(
-            {
-                "report": output.resolve(),
-                "n_rows": len(subject.rows.y),
-                "trained_on": subject.seen,
-                "scores": findings.scores,
-                "relevance": findings.relevance,
-                "notes": notes,
-            }
+            report=output.resolve(),
+            n_rows=len(subject.rows.y),
+            trained_on=subject.seen,
+            scores=findings.scores,
+            relevance=findings.relevance,
+            notes=notes,
         )
         return
     typer.echo(headline(subject, findings))
