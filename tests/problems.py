@@ -43,10 +43,12 @@ def random_labels(n: int, n_classes: int, *, seed: int = 0) -> Data:
 
 
 @st.composite
-def gaussians(draw, log_v: tuple[float, float], most: int = 6) -> tuple[list[float], np.ndarray]:
-    """Means to 1e4 and variances, powers of ten between two, of up to so many latent values."""
+def gaussians(
+    draw, log_v: tuple[float, float], most: int = 6, size: float = 1e4
+) -> tuple[list[float], np.ndarray]:
+    """Means of a size and variances, powers of ten between two, of up to so many latent values."""
     n = draw(st.integers(2, most))
-    m = draw(st.lists(st.floats(-1e4, 1e4), min_size=n, max_size=n))
+    m = draw(st.lists(st.floats(-size, size), min_size=n, max_size=n))
     return m, 10.0 ** np.array(draw(st.lists(st.floats(*log_v), min_size=n, max_size=n)))
 
 
