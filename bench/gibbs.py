@@ -139,7 +139,9 @@ def sizes(posterior: Target, state: State, n_sweeps: int) -> list[int]:
     """The orders of the matrices that these sweeps factorise."""
     whole = posterior.fields[0]
     recorded = Recorded(whole.field)
-    run(posterior, state, n_sweeps, 0, 1, [replace(whole, field=recorded)])
+    watched = replace(posterior)
+    vars(watched)["fields"] = [replace(whole, field=recorded)]
+    run(watched, state, n_sweeps, 0, 1)
     return recorded.sizes
 
 

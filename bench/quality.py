@@ -12,7 +12,7 @@ import warnings
 from typing import Any
 
 from data import SPLITS, Split, load
-from record import add_output, context, keep, scores
+from record import add_output, check_sets, context, keep, scores
 
 # Test error, NLL and ECE that the defaults are held to.
 TARGETS = {
@@ -149,9 +149,7 @@ def main() -> None:
     parser.add_argument("--splits", type=int, help="of the sets with several, only the first few")
     add_output(parser, "quality.json")
     arguments = parser.parse_args()
-    unknown = [name for name in arguments.sets if name not in SETS]
-    if unknown:
-        parser.error(f"unknown set {unknown[0]!r}; there are {', '.join(SETS)}")
+    check_sets(parser, arguments.sets, SETS)
     results = {}
     for name in arguments.sets or SETS:
         results[name] = run(name, arguments.splits)

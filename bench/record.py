@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import re
+from collections.abc import Iterable
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -64,6 +65,13 @@ def keep(path: Path, name: str, result: dict[str, Any]) -> None:
     kept["sets"] = dict(sorted(kept["sets"].items()))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(_rounded(kept), indent=1) + "\n")
+
+
+def check_sets(parser: argparse.ArgumentParser, given: list[str], known: Iterable[str]) -> None:
+    """End with an error if a set is not one of those that are known."""
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        parser.error(f"unknown set {unknown[0]!r}; there are {', '.join(known)}")
 
 
 def add_output(parser: argparse.ArgumentParser, file: str) -> None:

@@ -67,11 +67,8 @@ def classifiers() -> dict[str, Any]:
             RBF(1.5, 4.0),
             hyperparameters="sample",
             n_inducing=4,
-            n_samples=8,
-            n_warmup=4,
-            n_chains=2,
-            n_jobs=1,
             random_state=0,
+            **{"n_samples": 8, "n_warmup": 4, "n_chains": 2, "n_jobs": 1},
         ),
     }
 

@@ -30,7 +30,7 @@ from annealing import SETTINGS, population
 from data import MissingDataError, Split, load_table, median_distance
 from gibbs import target
 from numpy.typing import NDArray
-from record import add_output, context, keep, put_table
+from record import add_output, check_sets, context, keep, put_table
 from sklearn.datasets import load_wine
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
@@ -322,9 +322,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="a page whose tables of Δp and NLL are replaced")
     add_output(parser, "truth.json")
     arguments = parser.parse_args()
-    unknown = [name for name in arguments.sets if name not in TITLES]
-    if unknown:
-        parser.error(f"unknown set {unknown[0]!r}; there are {', '.join(TITLES)}")
+    check_sets(parser, arguments.sets, TITLES)
     for name in arguments.sets or TITLES:
         try:
             if arguments.splits:

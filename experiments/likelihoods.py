@@ -34,6 +34,7 @@ from conjugp.metrics import expected_calibration_error, nll, reliability_curve
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from record import context
+from stored import save
 
 RESULTS = Path(__file__).parent / "results" / "likelihoods.json"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
@@ -254,7 +255,7 @@ def experiment(levels: tuple[float, ...], n_seeds: int, n_jobs: int, path: Path)
                     result["pictures"][name] = drawn
                 for key, value in one.items():
                     result["runs"][name].setdefault(key, {}).setdefault(str(s2), []).append(value)
-            save(path, result)
+            save(path, result, digits=5)
             print(f"seed {seed}: {time.perf_counter() - began:.0f} s", flush=True)
         # The same fits with a stricter end: what stopping where we do has cost.
         checked = [m for m in METHODS if m not in ASIDE]
@@ -262,37 +263,8 @@ def experiment(levels: tuple[float, ...], n_seeds: int, n_jobs: int, path: Path)
             delayed(measure)(m, MIDDLE, 0, False, **stricter(m)) for m in reversed(checked)
         )
     result["stricter"] = dict(zip(reversed(checked), found, strict=True))
-    save(path, result)
+    save(path, result, digits=5)
     return result
-
-
-def save(path: Path, result: Values) -> None:
-    """JSON with five digits, a line for every entry of the first two levels."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = []
-    for key, value in _plain(result).items():
-        text = json.dumps(value, ensure_ascii=False)
-        if isinstance(value, dict):
-            inner = [f"  {_text(k)}: {_text(v)}" for k, v in value.items()]
-            text = "{\n" + ",\n".join(inner) + "\n }"
-        lines.append(f" {_text(key)}: {text}")
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    return value.item() if isinstance(value, np.generic) else value
 
 
 # --- what is shown ------------------------------------------------------------------------------

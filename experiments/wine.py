@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from sklearn.datasets import load_wine
 from sklearn.exceptions import ConvergenceWarning
+from stored import save
 from unaugmented import Unaugmented
 
 from conjugp import GibbsGPClassifier, GPClassifier, __version__
@@ -252,31 +253,6 @@ def figure(result: Values) -> Figure:
                 ax.set_ylabel(METHODS.get(method, method))
     axes[0, 0].legend(frameon=False, loc="upper left", handletextpad=0.1, borderaxespad=0.1)
     return fig
-
-
-def save(path: Path, result: Values) -> None:
-    """JSON with six digits, a line for every entry of the first two levels."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = []
-    for key, value in _plain(result).items():
-        text = json.dumps(value, ensure_ascii=False)
-        if isinstance(value, dict):
-            inner = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items()]
-            text = "{\n" + ",\n".join(inner) + "\n }"
-        lines.append(f" {json.dumps(key)}: {text}")
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def report(result: Values) -> str:

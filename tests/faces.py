@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
+from scipy import sparse
 from scipy.special import rel_entr, softmax
 
 from conjugp import FitOptions, GPClassifier
@@ -95,3 +97,13 @@ def fitted_attributes(estimator: Any) -> list[str]:
     """Names of what a fit has set."""
     given = estimator.get_params(deep=False)
     return sorted(name for name in vars(estimator) if name not in given)
+
+
+def refuses_rows(call: Callable[[Any], Any], X: np.ndarray, *more: tuple[Any, str]) -> None:
+    """Rows of two features are refused that are too narrow, none, sparse, or one of these."""
+    cases = ((X[:, :1], "X has 1 features.*expecting 2"), *more, (X[:0], r"\bX\b.*0 sample"))
+    for bad, match in cases:
+        with pytest.raises(ValueError, match=match):
+            call(bad)
+    with pytest.raises(TypeError, match=r"[Ss]parse"):
+        call(sparse.csr_matrix(X))

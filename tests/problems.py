@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 from scipy.special import digamma
 from torch import Tensor
 
@@ -39,6 +40,29 @@ def random_labels(n: int, n_classes: int, *, seed: int = 0) -> Data:
     """Labels that have nothing to do with the inputs."""
     data = blobs(n, n_classes, gap=0.0, seed=seed)
     return data._replace(y=data.y[torch.randperm(n, generator=generator(seed))])
+
+
+@st.composite
+def gaussians(
+    draw, log_v: tuple[float, float], most: int = 6, size: float = 1e4
+) -> tuple[list[float], np.ndarray]:
+    """Means of a size and variances, powers of ten between two, of up to so many latent values."""
+    n = draw(st.integers(2, most))
+    m = draw(st.lists(st.floats(-size, size), min_size=n, max_size=n))
+    return m, 10.0 ** np.array(draw(st.lists(st.floats(*log_v), min_size=n, max_size=n)))
+
+
+@st.composite
+def odd_data(draw):
+    """Few rows, maybe equal ones, any labels, any weights, any scale of inputs."""
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    n, d, C = draw(st.integers(2, 14)), draw(st.integers(1, 3)), draw(st.integers(2, 4))
+    X = 10.0 ** draw(st.integers(-3, 3)) * rng.standard_normal((n, d))
+    if draw(st.booleans()):
+        X[n // 2 :] = X[: n - n // 2]
+    y = rng.integers(0, C, n)
+    weight = 10.0 ** rng.uniform(-2, 2, n) if draw(st.booleans()) else np.ones(n)
+    return Data(torch.tensor(X), torch.tensor(y), torch.tensor(weight), C)
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -85,13 +85,13 @@ def fit(
         raise ValueError("give the labels as y, or the name of their column as target")
     template: Any = GPClassifier() if classifier is None else clone(classifier)
     parts = _parts(X, y, target, sample_weight)
-    for attempt in range(retries + 1):
+    while True:
         try:
             return _fit(client, parts, template, checkpoint, timeout)
         except LostWorkerError:
-            if attempt == retries:
+            if retries <= 0:
                 raise
-    raise AssertionError("unreachable")
+            retries -= 1
 
 
 def predict_proba(client: Client, classifier: GPClassifier, X: Any) -> Any:
@@ -204,7 +204,7 @@ def _fit(
             raise LostWorkerError("a worker was lost before the fit began")
         mine.setdefault(holders[0], []).append(future)
     workers = sorted(mine)
-    processes = client.run(_process, workers=workers)
+    processes = client.run(lambda: (socket.gethostname(), os.getpid()), workers=workers)
     if len(set(processes.values())) < len(workers):
         raise ValueError("conjugp.dask needs workers that are processes: processes=True")
     host = get_address_host(workers[0])
@@ -246,10 +246,6 @@ def _watch(client: Client, tasks: dict[str, Any]) -> None:
                     f"the Dask worker {failed[0]} lost the others: {errors[failed[0]]}"
                 )
         time.sleep(_POLL)
-
-
-def _process() -> tuple[str, int]:
-    return socket.gethostname(), os.getpid()
 
 
 def _free_port() -> int:

@@ -40,11 +40,8 @@ def main() -> None:
             RBF(1.5, 4.0),
             hyperparameters="fixed",
             n_inducing=5,
-            n_samples=8,
-            n_warmup=20,
-            n_chains=2,
-            n_jobs=1,
             random_state=0,
+            **{"n_samples": 8, "n_warmup": 20, "n_chains": 2, "n_jobs": 1},
         ),
     }
     expected = {}

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.special import expit, log_expit
 
 from conjugp._gp.prediction import apply_temperature, predict_proba
 from conjugp.likelihoods import LogisticSoftmax
+from problems import gaussians
 
 LIKELIHOOD = LogisticSoftmax()
 
@@ -132,11 +132,9 @@ def test_rows_do_not_depend_on_each_other():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_integral_is_a_distribution(data):
-    n = data.draw(st.integers(2, 6))
-    m = data.draw(st.lists(st.floats(-1e4, 1e4), min_size=n, max_size=n))
-    v = 10.0 ** np.array(data.draw(st.lists(st.floats(-8, 3), min_size=n, max_size=n)))
+@given(gaussians((-8, 3)))
+def test_integral_is_a_distribution(drawn):
+    m, v = drawn
     p = proba(np.array([m]), v[None])
     assert np.all(p > 0) and np.all(np.isfinite(p))
     assert p.sum() == pytest.approx(1.0, abs=1e-12)

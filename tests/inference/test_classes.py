@@ -186,6 +186,22 @@ def test_with_all_classes_a_part_is_the_bound(bound, variance):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+def assert_slopes(found: Part, at: tuple, **tolerance: float) -> None:
+    """The derivatives of a part in m and v are central differences of its value."""
+    y, m, v, *rest = at
+    for c in range(m.shape[1]):
+        h = torch.zeros(m.shape[1]).double()
+        h[c] = 1e-5
+        for of_v, d in ((False, found.dm), (True, found.dv)):
+            up, down = (
+                LIKELIHOOD.part(
+                    y, m + (0 if of_v else s * h), v + (s * h if of_v else 0), *rest
+                ).value
+                for s in (1, -1)
+            )
+            torch.testing.assert_close((up - down) / 2e-5, d[:, c], **tolerance)
+
+
 @pytest.mark.parametrize("gain", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_derivatives_of_a_part(bound, gain):
@@ -196,17 +212,7 @@ def test_derivatives_of_a_part(bound, gain):
     seen = Classes(weight, kept, 12, gain)
     found = LIKELIHOOD.part(y, m, v, bound, seen)
     fixed = Classes(weight, torch.lerp(kept, found.total, gain), 12)
-    for c in range(6):
-        h = torch.zeros(6).double()
-        h[c] = 1e-5
-        for of_v, d in ((False, found.dm), (True, found.dv)):
-            up, down = (
-                LIKELIHOOD.part(
-                    y, m + (0 if of_v else s * h), v + (s * h if of_v else 0), bound, fixed
-                ).value
-                for s in (1, -1)
-            )
-            torch.testing.assert_close((up - down) / 2e-5, d[:, c], rtol=1e-6, atol=1e-8)
+    assert_slopes(found, (y, m, v, bound, fixed), rtol=1e-6, atol=1e-8)
 
 
 def test_augmented_keeps_the_papers_alpha():
@@ -304,17 +310,7 @@ def test_derivatives_of_an_exact_part(gain):
     found = LIKELIHOOD.part(y, m, v, "exact", Classes(weight, kept, 12, gain))
     fresh = LIKELIHOOD.terms(y, m, v, "tight").t @ weight
     fixed = Classes(weight, torch.lerp(kept, fresh, gain), 12)
-    for c in range(6):
-        h = torch.zeros(6).double()
-        h[c] = 1e-5
-        for of_v, d in ((False, found.dm), (True, found.dv)):
-            up, down = (
-                LIKELIHOOD.part(
-                    y, m + (0 if of_v else s * h), v + (s * h if of_v else 0), "exact", fixed
-                ).value
-                for s in (1, -1)
-            )
-            torch.testing.assert_close((up - down) / 2e-5, d[:, c], rtol=1e-5, atol=1e-7)
+    assert_slopes(found, (y, m, v, "exact", fixed), rtol=1e-5, atol=1e-7)
     whole = LIKELIHOOD.part(y, m, v, "exact", Classes(torch.ones(6).double(), kept, 6))
     full = LIKELIHOOD.expectation(y, m, v, "exact")
     for a, b in ((whole.value, full.value), (whole.dm, full.dm), (whole.dv, full.dv)):

@@ -30,7 +30,7 @@ from conjugp._inference.train import absorb, train
 from conjugp._rows.dataset import Data
 from conjugp.kernels import RBF, Kernel
 from conjugp.likelihoods import Heaviside, LogisticSoftmax
-from problems import blobs, generator, random_labels, random_posterior, start, take
+from problems import blobs, generator, odd_data, random_labels, random_posterior, start, take
 from random_cases import allowed
 
 
@@ -826,19 +826,6 @@ def test_stress(name, batch_size, variance, dtype, learn):
     # Better than the prior, or no worse where there is nothing to learn.
     p = Heaviside().integral(m, v).gather(1, data.y.unsqueeze(1))
     assert -p.log().mean() < math.log(data.n_classes) + 0.05
-
-
-@st.composite
-def odd_data(draw):
-    """Few rows, maybe equal ones, any labels, any weights, any scale of inputs."""
-    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
-    n, d, C = draw(st.integers(2, 14)), draw(st.integers(1, 3)), draw(st.integers(2, 4))
-    X = 10.0 ** draw(st.integers(-3, 3)) * rng.standard_normal((n, d))
-    if draw(st.booleans()):
-        X[n // 2 :] = X[: n - n // 2]
-    y = rng.integers(0, C, n)
-    weight = 10.0 ** rng.uniform(-2, 2, n) if draw(st.booleans()) else np.ones(n)
-    return Data(torch.tensor(X), torch.tensor(y), torch.tensor(weight), C)
 
 
 @settings(max_examples=40)

@@ -34,6 +34,7 @@ from problems import (
     fitted,
     fixed,
     generator,
+    odd_data,
     random_labels,
     take,
 )
@@ -324,19 +325,6 @@ def test_a_sweep_that_fails_is_halved(monkeypatch):
     monkeypatch.setattr(full_batch, "moments", fails_once)
     result = fitted(data, RBF(1.0, 5.0), fixed("tight", max_epochs=30))
     assert len(calls) > 3 and result.elbo == max(result.history)
-
-
-@st.composite
-def odd_data(draw):
-    """Few rows, maybe equal ones, any labels, any weights, any scale of inputs."""
-    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
-    n, d, C = draw(st.integers(2, 14)), draw(st.integers(1, 3)), draw(st.integers(2, 4))
-    X = 10.0 ** draw(st.integers(-3, 3)) * rng.standard_normal((n, d))
-    if draw(st.booleans()):
-        X[n // 2 :] = X[: n - n // 2]
-    y = rng.integers(0, C, n)
-    weight = 10.0 ** rng.uniform(-2, 2, n) if draw(st.booleans()) else np.ones(n)
-    return Data(torch.tensor(X), torch.tensor(y), torch.tensor(weight), C)
 
 
 @settings(max_examples=60)

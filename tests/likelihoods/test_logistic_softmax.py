@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.special import digamma, expit, gammaln, log_expit
 
 from conjugp.likelihoods import LogisticSoftmax, get_likelihood
+from problems import gaussians
 
 BOUNDS = LogisticSoftmax.bounds
 LIKELIHOOD = LogisticSoftmax()
@@ -128,10 +129,8 @@ def test_the_two_references_agree():
 @given(st.data())
 def test_order_everywhere(data):
     """augmented ≤ collapsed ≤ tight ≤ exact for |m| to 1e4 and v from 1e-8 to 1e6, all finite."""
-    n = data.draw(st.integers(2, 6))
-    m = data.draw(st.lists(st.floats(-1e4, 1e4), min_size=n, max_size=n))
-    v = 10.0 ** np.array(data.draw(st.lists(st.floats(-8, 6), min_size=n, max_size=n)))
-    y = data.draw(st.integers(0, n - 1))
+    m, v = data.draw(gaussians((-8, 6)))
+    y = data.draw(st.integers(0, len(m) - 1))
     for dtype, tol in ((torch.float64, 1e-9), (torch.float32, 1e-6)):
         sites = [site([y], [m], [v], b, dtype) for b in BOUNDS]
         assert all(bool(torch.isfinite(x).all()) for s in sites for x in s[:3])

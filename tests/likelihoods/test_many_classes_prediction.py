@@ -26,6 +26,7 @@ from conjugp.likelihoods import _many_classes as tables
 from conjugp.likelihoods._lambda_integral import lambda_integral
 from conjugp.likelihoods._many_classes import ERROR, many_class_integral, predictive
 from faces import fixed, toy
+from problems import gaussians
 
 LIKELIHOOD = LogisticSoftmax()
 DELTA, EPSILON = 5e-8, 1e-6  # of (P9): 2ε + 4δ is below ERROR
@@ -191,11 +192,9 @@ def test_the_bound_holds(seed, n_classes, centre, spread, log_variance, unequal)
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.data())
-def test_always_a_distribution(data):
-    n = data.draw(st.integers(2, 12))
-    m = data.draw(st.lists(st.floats(-1e4, 1e4), min_size=n, max_size=n))
-    v = 10.0 ** np.array(data.draw(st.lists(st.floats(-9, 2.9), min_size=n, max_size=n)))
+@given(gaussians((-9, 2.9), most=12))
+def test_always_a_distribution(drawn):
+    m, v = drawn
     p = many_class_integral(torch.tensor([m]), torch.tensor(v)[None]).p
     assert torch.all(torch.isfinite(p)) and float(p.sum()) == pytest.approx(1.0, abs=1e-12)
 

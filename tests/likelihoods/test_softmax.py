@@ -13,6 +13,7 @@ from scipy.special import expit
 from torch import Tensor
 
 from conjugp.likelihoods import LogisticSoftmax, Softmax
+from problems import gaussians
 
 SOFTMAX = Softmax()
 
@@ -121,12 +122,15 @@ def test_exact_of_wide_rows(name, dtype):
     assert abs(float(found.dm.sum())) < (1e-4 if dtype == torch.float32 else 1e-7)
 
 
+def case(data, log_v: tuple[float, float], size: float) -> tuple[Tensor, Tensor, Tensor]:
+    m, v = data.draw(gaussians(log_v, size=size))
+    y = data.draw(st.integers(0, len(m) - 1))
+    return torch.tensor([m]).double(), torch.tensor(v)[None], torch.tensor([y])
+
+
 @given(st.data())
 def test_no_bound_is_above_the_value(data):
-    n = data.draw(st.integers(2, 6))
-    m = torch.tensor([data.draw(st.lists(st.floats(-50, 50), min_size=n, max_size=n))]).double()
-    v = 10.0 ** torch.tensor([data.draw(st.lists(st.floats(-8, 4), min_size=n, max_size=n))])
-    y = torch.tensor([data.draw(st.integers(0, n - 1))])
+    m, v, y = case(data, (-8, 4), size=50.0)
     exact, tight, jensen = (float(bound(b, y, m, v.double())[0]) for b in SOFTMAX.bounds)
     slack = 1e-7 * max(1.0, abs(exact))
     assert max(tight, jensen) <= exact + slack and exact <= slack
@@ -135,10 +139,7 @@ def test_no_bound_is_above_the_value(data):
 @given(st.data())
 def test_against_jensen_everywhere(data):
     """Only where one latent is far wider than the rest is Jensen above, by a hundredth of a nat."""
-    n = data.draw(st.integers(2, 6))
-    m = torch.tensor([data.draw(st.lists(st.floats(-1e4, 1e4), min_size=n, max_size=n))]).double()
-    v = 10.0 ** torch.tensor([data.draw(st.lists(st.floats(-8, 6), min_size=n, max_size=n))])
-    y = torch.tensor([data.draw(st.integers(0, n - 1))])
+    m, v, y = case(data, (-8, 6), size=1e4)
     tight, jensen = (float(bound(b, y, m, v.double())[0]) for b in ("tight", "jensen"))
     assert tight <= 1e-9 and tight >= jensen - 0.02 - 1e-9 * abs(jensen)
 

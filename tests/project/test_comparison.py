@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import sys
@@ -11,21 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scripts import importing
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def script():
-    """Imports an experiment as a script would be, and forgets it and what it imports."""
-    before, modules = list(sys.path), set(sys.modules)
-    sys.path.insert(0, str(ROOT / "experiments"))
-    yield importlib.import_module
-    sys.path[:] = before
-    folders = [str(ROOT / "bench"), str(ROOT / "experiments")]
-    for name in set(sys.modules) - modules:
-        file = getattr(sys.modules[name], "__file__", None)
-        if file and str(Path(file).parent) in folders:
-            del sys.modules[name]
+    with importing() as script:
+        yield script
 
 
 def shown(ax) -> dict[str, np.ndarray]:

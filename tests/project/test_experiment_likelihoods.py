@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from conjugp.metrics import expected_calibration_error, nll
+from scripts import importing
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def script():
-    """Imports the experiment as a script would be, and forgets it and what it imports."""
-    before = list(sys.path)
-    sys.path.insert(0, str(ROOT / "experiments"))
-    yield importlib.import_module("likelihoods")
-    sys.path[:] = before
-    for name in ("likelihoods", "record"):
-        sys.modules.pop(name, None)
+    with importing() as script:
+        yield script("likelihoods")
 
 
 @pytest.fixture(scope="module")

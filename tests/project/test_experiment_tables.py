@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from scripts import importing
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def script():
-    """Imports an experiment as a script would be, and forgets it and what it imports."""
-    before, modules = list(sys.path), set(sys.modules)
-    sys.path.insert(0, str(ROOT / "experiments"))
-    yield importlib.import_module
-    sys.path[:] = before
-    for name in set(sys.modules) - modules:
-        if name in ("classes", "conditions", "data", "embeddings", "likelihoods", "record"):
-            del sys.modules[name]
+    with importing() as script:
+        yield script
 
 
 def stored(script) -> dict:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from scripts import importing
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def module():
-    """Imports the experiment as a script would be, and forgets it and what it imports."""
-    before = list(sys.path)
-    sys.path.insert(0, str(ROOT / "experiments"))
-    yield importlib.import_module("uncertainty")
-    sys.path[:] = before
-    for name in ("uncertainty", "embeddings", "data", "record"):
-        sys.modules.pop(name, None)
+    with importing() as script:
+        yield script("uncertainty")
 
 
 def test_coverage_counts_labels_in_sets(module, monkeypatch):

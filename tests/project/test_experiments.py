@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import sys
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from conjugp.kernels import RBF
 from reference import wine_gibbs
+from scripts import importing
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("unaugmented", "wine")
@@ -25,12 +25,8 @@ NAMES = ("unaugmented", "wine")
 
 @pytest.fixture(scope="module")
 def modules():
-    """Imports the modules of experiments/ as its scripts do, and forgets them afterwards."""
-    sys.path.insert(0, str(ROOT / "experiments"))
-    yield {name: importlib.import_module(name) for name in NAMES}
-    sys.path.remove(str(ROOT / "experiments"))
-    for name in NAMES:
-        sys.modules.pop(name, None)
+    with importing() as script:
+        yield {name: script(name) for name in NAMES}
 
 
 @pytest.fixture(scope="module")

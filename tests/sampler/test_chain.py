@@ -72,7 +72,7 @@ def test_one_stretch_or_many(name):
     state = first_state(problem, np.random.SeedSequence(4))
     whole, draws = run(problem, state, 23, n_warmup=6, thin=3)
     assert len(draws.g) == 5 and whole.sweeps == 23
-    parts = Draws.none(problem)
+    parts = Draws.room(problem, 0)
     for n_sweeps in (1, 6, 2, 0, 5, 9):
         # Through a file or to another process and back.
         problem, state = pickle.loads(pickle.dumps((problem, state)))
@@ -89,7 +89,7 @@ def test_a_stretch_leaves_what_it_was_given(name):
     copy = pickle.loads(pickle.dumps(state))
     once = run(problem, state, 4, 0, 1)
     assert_same(state, copy)
-    again = run(problem, state, 4, 0, 1, None if problem.kernel_scale else problem.fields)
+    again = run(problem, state, 4, 0, 1)
     for a, b in zip(once, again, strict=True):
         assert_same(a, b)
 
@@ -135,7 +135,7 @@ def test_draws_join_and_part():
     problem = target()
     _, draws = run(problem, first_state(problem, np.random.SeedSequence(0)), 7, 0, 1)
     assert_same(draws[:3] + draws[3:], draws)
-    assert_same(Draws.none(problem) + draws, draws)
+    assert_same(Draws.room(problem, 0) + draws, draws)
 
 
 # --- what is sampled ----------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conjugp._sampler
-from conjugp._numerics import jit
 from conjugp._sampler import compiled
 from conjugp._sampler import sweep as gibbs
 from conjugp._sampler.chain import Target, first_state, run
@@ -91,7 +90,7 @@ def test_it_is_kept_on_disk_and_works_without():
     kept = compiled._run.stats
     assert sum(kept.cache_hits.values()) + sum(kept.cache_misses.values()) == 1
     code = compiled._correction.__code__.replace(co_filename="<nowhere>")  # has no directory
-    again = jit.compiled(FunctionType(code, vars(compiled)), compiled._SIGNATURE)
+    again = compiled.compiled(FunctionType(code, vars(compiled)))
     K, ones = np.eye(3), np.ones((1, 3))
     x, definite = again(K, ones, ones, ones, ones, compiled._POTRF, compiled._TRSV)
     assert definite and np.allclose(x, 0.5)

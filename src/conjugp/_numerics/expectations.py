@@ -71,7 +71,7 @@ def _digamma_gap(G: Tensor) -> Tensor:
     )
 
 
-def gamma_total(log_r: Tensor, log_rest: Tensor, n_iter: int = 10) -> Tensor:
+def gamma_total(log_r: Tensor, log_rest: Tensor) -> Tensor:
     """The root of G = r exp ψ(1+G), from log r and log(1 − r) (B6).
 
     With d(G) = exp ψ(1+G) − G the equation reads G = r/(1−r) · d(G). As d stays within
@@ -80,7 +80,7 @@ def gamma_total(log_r: Tensor, log_rest: Tensor, n_iter: int = 10) -> Tensor:
     """
     odds = torch.exp((log_r - log_rest).clamp_max(600.0))
     G = 0.5 * odds
-    for _ in range(n_iter):
+    for _ in range(10):
         G = odds * _digamma_gap(G)
     return G
 

@@ -94,28 +94,25 @@ class Parts:
         x = self.any(name)
         if not isinstance(x, np.ndarray) or x.dtype != dtype:
             raise ValueError(f"{name} must be an array of {np.dtype(dtype)}")
-        _check_shape(name, x.shape, shape)
-        if finite and not np.isfinite(x).all():
-            raise ValueError(f"{name} holds numbers that are not finite")
-        return x
+        return _checked(name, x, shape, not finite or bool(np.isfinite(x).all()))
 
     def tensor(self, name: str, dtype: torch.dtype | None, *shape: int | None) -> Tensor:
         """A finite tensor of that type and shape, None meaning any."""
         x = self.any(name)
         if not isinstance(x, Tensor) or (dtype is not None and x.dtype != dtype):
             raise ValueError(f"{name} must be a tensor of {dtype}")
-        _check_shape(name, x.shape, shape)
-        if not x.isfinite().all():
-            raise ValueError(f"{name} holds numbers that are not finite")
-        return x
+        return _checked(name, x, shape, bool(x.isfinite().all()))
 
 
-def _check_shape(name: str, found: tuple[int, ...], expected: tuple[int | None, ...]) -> None:
-    alike = len(found) == len(expected) and all(
-        e is None or n == e for n, e in zip(found, expected, strict=True)
-    )
-    if not alike:
-        raise ValueError(f"{name} has shape {tuple(found)}, not {expected}")
+def _checked(name: str, x: Any, shape: tuple[int | None, ...], finite: bool) -> Any:
+    """Numbers that have this shape, and are finite."""
+    if len(x.shape) != len(shape) or any(
+        e not in (None, n) for n, e in zip(x.shape, shape, strict=True)
+    ):
+        raise ValueError(f"{name} has shape {tuple(x.shape)}, not {shape}")
+    if not finite:
+        raise ValueError(f"{name} holds numbers that are not finite")
+    return x
 
 
 def random_state_parts(value: np.random.RandomState) -> dict[str, Any]:

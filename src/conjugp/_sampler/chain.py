@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 
 import numpy as np
 import torch
@@ -55,6 +56,11 @@ class Target:
     kernel_scale: float = 0.0  # deviation of the prior on log parameters; 0: parameters rest
     jitter: float | None = None
 
+    @property
+    def points(self) -> Array:
+        """Where draws stand, (M, D)."""
+        return self.X if self.Z is None else self.Z
+
     @cached_property
     def theta(self) -> Array:
         """Logs of the kernel parameters given, (K, T); a shorter row ends in zeros."""
@@ -70,7 +76,7 @@ class Target:
     @cached_property
     def fields(self) -> list[Whitened]:
         """The fields at the kernel parameters given, one per kernel."""
-        return [self.whitened(k, self.theta[k]) for k in range(len(self.kernels))]
+        return list(map(self.whitened, count(), self.theta))
 
     @cached_property
     def _tensors(self) -> tuple[Tensor, Tensor]:
@@ -138,10 +144,11 @@ class Draws:
         return Draws(*(getattr(self, n)[part] for n in self.__dataclass_fields__))
 
     @staticmethod
-    def none(target: Target) -> Draws:
-        C, M = target.data.n_classes, len(target.X if target.Z is None else target.Z)
-        empty = np.empty
-        return Draws(empty((0, C, M)), empty(0), empty((0, *target.theta.shape)), empty((0, C)))
+    def room(target: Target, n: int) -> Draws:
+        """For n draws, which are still to be made."""
+        C = target.data.n_classes
+        shapes = ((C, len(target.points)), (), target.theta.shape, (C,))
+        return Draws(*(np.empty((n, *shape)) for shape in shapes))
 
 
 def first_state(target: Target, seed: np.random.SeedSequence) -> State:
@@ -157,15 +164,10 @@ def first_state(target: Target, seed: np.random.SeedSequence) -> State:
 
 
 def run(
-    target: Target,
-    state: State,
-    n_sweeps: int,
-    n_warmup: int,
-    thin: int,
-    fields: list[Whitened] | None = None,
+    target: Target, state: State, n_sweeps: int, n_warmup: int, thin: int
 ) -> tuple[State, Draws]:
     """The next sweeps of a chain, and the draws among them that are kept."""
-    walk = Walk(target, state.theta, fields)
+    walk = Walk(target, state.theta)
     # A copy: what was handed in stays as it was, should this stretch be cut short.
     rng = np.random.Generator(type(state.rng.bit_generator)())
     rng.bit_generator.state = state.rng.bit_generator.state
@@ -182,7 +184,7 @@ def run(
             mean.append(walk.draw_mean(chain.g, rng))
     state = State(chain.f, chain.g, chain.lam, walk.theta, rng, state.sweeps + n_sweeps)
     if not g:
-        return state, Draws.none(target)
+        return state, Draws.room(target, 0)
     loglik = log_likelihood(target.data, np.array(f))
     return state, Draws(np.array(g), loglik, np.array(theta), np.array(mean))
 
@@ -190,13 +192,10 @@ def run(
 class Walk:
     """The fields at the kernel parameters where a chain stands."""
 
-    def __init__(self, target: Target, theta: Array, fields: list[Whitened] | None = None) -> None:
+    def __init__(self, target: Target, theta: Array) -> None:
         self.target, self.theta = target, theta.copy()
-        if fields is None:
-            at_start = np.array_equal(theta, target.theta)
-            n = len(target.kernels)
-            fields = target.fields if at_start else [target.whitened(k, theta[k]) for k in range(n)]
-        self.fields = list(fields)
+        at_start = np.array_equal(theta, target.theta)
+        self.fields = list(target.fields if at_start else map(target.whitened, count(), theta))
         self._join()
 
     def _join(self) -> None:

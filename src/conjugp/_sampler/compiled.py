@@ -5,15 +5,17 @@ With some hundred inputs a call of NumPy takes as long as its work; LAPACK and B
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import config, njit, types
 from numba.extending import get_cython_function_address, intrinsic
 from numpy.typing import NDArray
 
-from conjugp._numerics.jit import compiled
+if config.DISABLE_JIT:  # type: ignore[attr-defined]
+    raise ImportError("Numba is told not to compile (NUMBA_DISABLE_JIT)")
 
 Array = NDArray[np.float64]
 
@@ -90,7 +92,19 @@ def _correction(
 _MATRIX = types.float64[:, ::1]
 _SIGNATURE = types.Tuple((_MATRIX, types.boolean))(*[_MATRIX] * 5, types.int64, types.int64)
 
-_run = compiled(_correction, _SIGNATURE)
+# Products and sums may become one operation; infinities and NaN stay what they are.
+_OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True, "fastmath": {"contract"}}
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """From the disk if it was compiled before, and kept there if that can be written to."""
+    try:
+        return njit(_SIGNATURE, cache=True, **_OPTIONS)(function)
+    except (RuntimeError, OSError):
+        return njit(_SIGNATURE, **_OPTIONS)(function)
+
+
+_run = compiled(_correction)
 
 
 def correction(K: Array, kappa: Array, omega: Array, r: Array, noise: Array) -> Array:

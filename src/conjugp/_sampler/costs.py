@@ -23,7 +23,7 @@ _MATRICES = 5  # of M × M numbers, that a chain holds at a time
 
 def gigabytes(target: Target, schedule: Schedule, workers: int) -> float:
     """Memory of all draws, and of the kernel matrices of the chains that run side by side."""
-    U, M = len(target.X), len(target.X if target.Z is None else target.Z)
+    U, M = len(target.X), len(target.points)
     draws = schedule.n_chains * schedule.n_samples * target.data.n_classes * M
     wide = 0 if target.Z is None else 3 * M * U
     return 8e-9 * (draws + workers * len(target.kernels) * (_MATRICES * M * M + wide))
@@ -43,7 +43,7 @@ def _seconds_per_sweep(target: Target, seed: int) -> float:
     """
     U = len(target.X)
     part = _part(target, min(U, _PROBE_INPUTS))
-    whole = U if target.Z is None else len(target.Z)
+    whole = len(target.points)
     size = len(part.X) if target.Z is None else min(whole, _PROBE_INDUCING)
 
     def rate(n: int) -> float:

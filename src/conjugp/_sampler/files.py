@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,6 @@ from conjugp._sampler.diagnostics import Diagnostics
 from conjugp._sampler.prediction import SampledModel
 from conjugp._sampler.sweep import AUGMENTATIONS, Observations
 from conjugp.kernels._base import check_kernels
-
-_DRAWN = tuple(field.name for field in fields(Draws))
 
 
 def model_parts(model: SampledModel) -> dict[str, Any]:
@@ -34,7 +31,7 @@ def model_parts(model: SampledModel) -> dict[str, Any]:
         "kernel_scale": t.kernel_scale,
         "jitter": t.jitter,
         "seed": model.seed,
-        "draws": [{name: getattr(d, name) for name in _DRAWN} for d in model.draws],
+        "draws": list(map(vars, model.draws)),
     }
 
 
@@ -78,14 +75,14 @@ def read_observations(take: Parts, target: Target) -> NDArray[np.int64]:
 
 def read_draws(take: Parts, target: Target) -> list[Draws]:
     """The draws of every chain, as many of each."""
-    C, M = target.data.n_classes, len(target.X if target.Z is None else target.Z)
-    shapes = {"g": (C, M), "theta": target.theta.shape, "mean": (C,)}
-    draws: list[Draws] = []
+    shapes = {name: x.shape[1:] for name, x in vars(Draws.room(target, 0)).items()}
+    draws, n = list[Draws](), None
     for one in map(Parts, take.object("draws", list)):
-        n = len(draws[0].g) if draws else None
-        g = one.array("g", np.float64, n, *shapes["g"])
-        rest = (one.array(x, np.float64, len(g), *shapes.get(x, ())) for x in _DRAWN[1:])
-        draws.append(Draws(g, *rest))
+        found = {}
+        for name, shape in shapes.items():
+            found[name] = one.array(name, np.float64, n, *shape)
+            n = len(found[name])
+        draws.append(Draws(**found))
         one.end()
     if not draws or not len(draws[0].g):
         raise ValueError("there are no draws")

@@ -24,7 +24,6 @@ _PARALLEL_SECONDS = 20.0  # runs shorter than this are not worth starting proces
 _CHECKPOINT_SECONDS = 20.0
 
 _ARRAYS = tuple(f.name for f in fields(State) if f.name not in ("rng", "sweeps"))
-_DRAWN = tuple(f.name for f in fields(Draws))
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,8 @@ class Run:
         """The chains after one more stretch; the draws go into the room there is."""
         n = len(done[0][1].g)
         for room, (_, new) in zip(self.room, done, strict=True):
-            for name in _DRAWN:
-                getattr(room, name)[self.n_kept : self.n_kept + n] = getattr(new, name)
+            for name, values in vars(new).items():
+                getattr(room, name)[self.n_kept : self.n_kept + n] = values
         return Run([state for state, _ in done], self.room, self.n_kept + n)
 
     def plain(self) -> dict[str, Any]:
@@ -79,8 +78,7 @@ class Run:
             | {"rng": state.rng.bit_generator.state}
             for state in self.states
         ]
-        draws = [{name: getattr(d, name) for name in _DRAWN} for d in self.draws]
-        return {"sweeps": self.sweeps, "states": states, "draws": draws}
+        return {"sweeps": self.sweeps, "states": states, "draws": list(map(vars, self.draws))}
 
 
 class Interrupted(KeyboardInterrupt):
@@ -141,12 +139,7 @@ def _start(target: Target, schedule: Schedule) -> Run:
     seeds = np.random.SeedSequence(schedule.seed).spawn(schedule.n_chains)
     with one_thread():
         states = [first_state(target, seed) for seed in seeds]
-    return Run(states, [_room(target, schedule.n_samples) for _ in seeds], 0)
-
-
-def _room(target: Target, n_samples: int) -> Draws:
-    none = Draws.none(target)
-    return Draws(*(np.empty((n_samples, *getattr(none, name).shape[1:])) for name in _DRAWN))
+    return Run(states, [Draws.room(target, schedule.n_samples) for _ in seeds], 0)
 
 
 # --- workers --------------------------------------------------------------------------------------
@@ -183,11 +176,7 @@ def _at_work(mark: str, target: Target, *rest: Any) -> tuple[State, Draws]:
     return _stretch(_known[mark], *rest)
 
 
-def _stretch(
-    target: Target, state: State, n_sweeps: int, n_warmup: int, thin: int
-) -> tuple[State, Draws]:
-    with one_thread():
-        return run(target, state, n_sweeps, n_warmup, thin)
+_stretch = one_thread()(run)
 
 
 # --- checkpoints ----------------------------------------------------------------------------------
@@ -220,5 +209,5 @@ def _resumed(found: dict[str, Any], target: Target, schedule: Schedule) -> Run:
         rng.bit_generator.state = state["rng"]
         states.append(State(**{**state, "rng": rng}, sweeps=found["sweeps"]))
         done.append((states[-1], Draws(**drawn)))
-        room.append(_room(target, max(n_kept, schedule.n_samples)))
+        room.append(Draws.room(target, max(n_kept, schedule.n_samples)))
     return Run(states, room, 0).after(done)

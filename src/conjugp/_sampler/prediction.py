@@ -45,7 +45,7 @@ class SampledModel(Predictor):
         self, target: Target, draws: list[Draws], likelihood: Likelihood, seed: int = 0
     ) -> None:
         self.target, self.draws, self.likelihood, self.seed = target, draws, likelihood, seed
-        self.Z = torch.tensor(target.X if target.Z is None else target.Z)
+        self.Z = torch.tensor(target.points)
         self.mean = torch.tensor(target.mean)
 
     @property

@@ -77,7 +77,7 @@ def demo(
     _draw(proba, y_test, output)
     scores = {n: {**scores_of(y_test, p, classes), "fit": seconds[n]} for n, p in proba.items()}
     if as_json:
-        print_json({"classifiers": scores, "output": output.resolve()})
+        print_json(classifiers=scores, output=output.resolve())
         return
     rows = [(name, *shown_scores(s), f"{s['fit']:.1f} s") for name, s in scores.items()]
     print_table(["", *SCORES.values(), "fit"], rows, "Lower is better")
@@ -94,7 +94,7 @@ def _write_wine(path: Path, as_json: bool) -> None:
         for x, y in zip(wine.data.tolist(), wine.target_names[wine.target], strict=True):
             writer.writerow([*x, y])
     if as_json:
-        print_json({"output": path.resolve()})
+        print_json(output=path.resolve())
         return
     typer.echo(f"{len(wine.data)} wines written to {path.resolve()}{replaced(existed)}")
 

@@ -65,11 +65,11 @@ def evaluate(
     classes = class_table(rows.y, proba, clf.classes_)
     written = [] if plots is None else _draw(plots, rows, proba, clf.classes_)
     if as_json:
-        data = {"n_rows": len(rows.y), "trained_on": seen, "scores": scores, "classes": classes}
-        print_json({**data, "plots": written})
+        print_json(
+            n_rows=len(rows.y), trained_on=seen, scores=scores, classes=classes, plots=written
+        )
         return
-    for text in few_rows(len(rows.y)):
-        note(text)
+    note(*few_rows(len(rows.y)))
     flatters = ", which flatters it" if seen else ""
     title = f"On {these_rows(len(rows.y), seen, table.name)}{flatters}; lower is better"
     print_table(["", *SCORES.values()], [("conjugp", *shown_scores(scores))], title)

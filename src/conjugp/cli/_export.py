@@ -41,8 +41,7 @@ def export(
         raise MissingPackageError('ONNX files need onnx: pip install "conjugp[onnx]"') from error
     features = found.encoding.features
     if as_json:
-        classes = found.clf.classes_
-        print_json({"output": output.resolve(), "features": features, "classes": classes})
+        print_json(output=output.resolve(), features=features, classes=found.clf.classes_)
         return
     typer.echo(f"Graph written to {output.resolve()}{replaced(existed)}")
     typer.echo(f"Features in order: {', '.join(features)}")

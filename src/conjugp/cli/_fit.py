@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from conjugp._estimators.classifier import GPClassifier
@@ -14,7 +15,6 @@ from conjugp._rows.group import ALONE, Group, joined
 from conjugp.cli import _options as options
 from conjugp.cli._app import Interrupted, Refusal, app, estimator_errors, warnings_as_notes
 from conjugp.cli._output import check_output, note, print_json, print_table, replaced, typed_command
-from conjugp.cli._ranks import stacked
 from conjugp.cli._scores import SCORES, few_rows, scores_of, shown_scores, table_digest, these_rows
 from conjugp.cli._settings import Reading, Task, Training, prepare
 from conjugp.cli._tables import FORMATS
@@ -152,8 +152,7 @@ def _fit_table(
         training = prepare(task, group)
     notes = list(training.notes)
     if group.rank == 0:
-        for text in notes:
-            note(text)
+        note(*notes)
     began = time.perf_counter()
     kept = f"{output} is as it was" if existed else "no model was written"
     fit_model(clf, training, checkpoint, kept, notes)
@@ -168,24 +167,21 @@ def _fit_table(
     model.save(output)
     if as_json:
         print_json(
-            {
-                "model": output.resolve(),
-                "n_train": n_train,
-                "n_test": n_test,
-                "trained_on": seen,
-                "features": training.encoding.features,
-                "classes": clf.classes_,
-                "kernel": str(clf.kernel_),
-                "temperature": clf.temperature_,
-                "elbo": clf.elbo_,
-                "seconds": seconds,
-                "scores": scores,
-                "notes": notes,
-            }
+            model=output.resolve(),
+            n_train=n_train,
+            n_test=n_test,
+            trained_on=seen,
+            features=training.encoding.features,
+            classes=clf.classes_,
+            kernel=str(clf.kernel_),
+            temperature=clf.temperature_,
+            elbo=clf.elbo_,
+            seconds=seconds,
+            scores=scores,
+            notes=notes,
         )
         return
-    for text in notes[len(training.notes) :]:
-        note(text)
+    note(*notes[len(training.notes) :])
     typer.echo(
         f"Fitted {n_train} rows, {len(training.encoding.features)} features and "
         f"{len(clf.classes_)} classes in {seconds:.1f} s."
@@ -222,8 +218,9 @@ def scored(
     if held_out is not None:
         with estimator_errors():
             proba = clf.predict_proba(held_out.X)
-        y, proba, weight = (stacked(group.gather(a)) for a in (held_out.y, proba, held_out.weight))
-        assert y is not None and proba is not None
+        y, proba = (np.concatenate(group.gather(a)) for a in (held_out.y, proba))
+        weights = [w for w in group.gather(held_out.weight) if w is not None]
+        weight = np.concatenate(weights) if weights else None
         scores, n_test = scores_of(y, proba, clf.classes_, weight), len(y)
     shares = group.gather(table_digest(training.all.X, training.all.y))
     origin = {

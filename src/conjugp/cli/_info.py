@@ -24,7 +24,7 @@ def info(model: options.Model, as_json: options.Json = False, debug: options.Deb
     if as_json:
         if KEY in header["extra"]:
             table_part(header)[1].pop(ROWS, None)  # digests, which say nothing to a reader
-        print_json({"file": model.resolve(), **header})
+        print_json(file=model.resolve(), **header)
         return
     lines: dict[str, Any] = {"file": model.resolve(), "kind": header["kind"]}
     lines["version"] = f"conjugp {header['version']}, file format {header['format']}"

@@ -18,12 +18,13 @@ from conjugp._persistence import files
 from conjugp.cli._app import Refusal
 
 
-def note(text: str) -> None:
-    """A remark on the error stream, out of the way of results."""
-    typer.echo(f"note: {text}", err=True)
+def note(*texts: str) -> None:
+    """Remarks on the error stream, out of the way of results."""
+    for text in texts:
+        typer.echo(f"note: {text}", err=True)
 
 
-def print_json(data: dict[str, Any]) -> None:
+def print_json(**data: Any) -> None:
     """One JSON object on standard output."""
     typer.echo(json.dumps(plain(data), allow_nan=False))
 

@@ -83,16 +83,8 @@ def predict(
         _write(path, columns)
     if as_json:
         labels, counts = np.unique(columns["prediction"], return_counts=True)
-        print_json(
-            {
-                "output": output.resolve(),
-                "n_rows": rows.n_rows,
-                "columns": list(columns),
-                "counts": [
-                    {"label": label, "rows": n} for label, n in zip(labels, counts, strict=True)
-                ],
-            }
-        )
+        shown = [{"label": label, "rows": n} for label, n in zip(labels, counts, strict=True)]
+        print_json(output=output.resolve(), n_rows=rows.n_rows, columns=list(columns), counts=shown)
         return
     typer.echo(f"{rows.n_rows} predictions written to {output.resolve()}{replaced(existed)}")
 

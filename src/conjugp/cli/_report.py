@@ -20,7 +20,7 @@ from conjugp.cli._output import check_output, note, print_json, replaced, typed_
 from conjugp.cli._page import render
 from conjugp.cli._scores import few_rows
 from conjugp.cli._settings import EncodedRows, Labelled, Reading, Task, prepare
-from conjugp.cli.models import load_model
+from conjugp.cli.models import Model, load_model
 
 
 @app.command()
@@ -80,8 +80,8 @@ def report(
         raise Refusal(f"--{given[0]} is for a model and a table; here the table is fitted first")
     if table is not None:
         reading = Reading(delimiter=delimiter, encoding=encoding, decimal=decimal, keep=keep)
-        subject = _of_model(first, table, train, reading, unseen)
-        subject.commands.append(command)
+        model, labelled = _of_model(first, table, train, reading, unseen)
+        commands, source, judged = [model.origin["command"], command], table, table
     else:
         if target is None:
             raise Refusal(
@@ -98,28 +98,32 @@ def report(
         assert training.test is not None
         seen = seen_of(model, training)
         labelled = Labelled(training.test, training.all, training.train, seen)
-        named = {"source": first.name, "scored": (test or first).name, "keep": keep}
-        subject = Subject(**vars(labelled), model=model, commands=[command], **named)
+        commands, source, judged = [command], first, test or first
+    subject = Subject(
+        **vars(labelled),
+        model=model,
+        commands=commands,
+        source=source.name,
+        scored=judged.name,
+        keep=keep,
+    )
     if not compare:
         subject.train = None
     with warnings_as_notes(notes), estimator_errors():
         findings = find(subject)
     notes += few_rows(len(subject.rows.y))
-    for text in notes:
-        note(text)
+    note(*notes)
     page = render(contents(subject, findings, notes))
     with files.replaced(output) as path:
         path.write_text(page, encoding="utf-8", errors="backslashreplace")
     if as_json:
         print_json(
-            {
-                "report": output.resolve(),
-                "n_rows": len(subject.rows.y),
-                "trained_on": subject.seen,
-                "scores": findings.scores,
-                "relevance": findings.relevance,
-                "notes": notes,
-            }
+            report=output.resolve(),
+            n_rows=len(subject.rows.y),
+            trained_on=subject.seen,
+            scores=findings.scores,
+            relevance=findings.relevance,
+            notes=notes,
         )
         return
     typer.echo(headline(subject, findings))
@@ -128,13 +132,11 @@ def report(
 
 def _of_model(
     path: Path, table: Path, train: Path | None, reading: Reading, unseen: str
-) -> Subject:
-    """A model from a file, on the rows of a table."""
+) -> tuple[Model, Labelled]:
+    """A model from a file, and the rows of a table for it."""
     model = load_model(path, table=table)
     labelled = labelled_rows(model, table, reading, unseen)
     if train is not None:
         given = replace(reading, keep=[]).table(train, model.encoding.ignored)
         labelled.train = EncodedRows.of(given, model.encoding, unseen)
-    named = {"source": table.name, "scored": table.name, "keep": reading.keep}
-    commands = [model.origin["command"]]
-    return Subject(**vars(labelled), model=model, commands=commands, **named)
+    return model, labelled

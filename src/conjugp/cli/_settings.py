@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conjugp._inputs.cells import is_missing, texts
+from conjugp._inputs.columns import MOST_CATEGORIES
 from conjugp._inputs.table import Table
 from conjugp._rows.group import ALONE, Group
 from conjugp.cli._encoding import Encoding, choose_encoding
-from conjugp.cli._ranks import joint_sample
 from conjugp.cli._scores import check_known, split
 from conjugp.cli._tables import read_table
+
+_SAMPLE = 10_000  # rows of every rank's share that say what columns hold
 
 
 @dataclass(frozen=True)
@@ -137,3 +140,34 @@ def prepare(task: Task, group: Group = ALONE) -> Training:
     encoding = encoding.refilled(joint_sample(table.take(first), target, group))
     rows = group.all(lambda: EncodedRows.of(table, encoding))
     return Training(task, encoding, rows, rows.take(first), rows.take(second), notes)
+
+
+def joint_sample(table: Table, target: str, group: Group) -> Table:
+    """Rows of all shares that hold everything an encoding depends on; alone, the table itself.
+
+    The first rows, and the first row with each value of a column, as far as categories go.
+    """
+    if group.size == 1:
+        return table
+    chosen = [np.arange(min(_SAMPLE, table.n_rows))]
+    for name, cells in table.columns.items():
+        if cells.dtype.kind in "OU":
+            gaps = np.array([is_missing(cell) for cell in cells.tolist()], dtype=bool)
+        else:
+            gaps = cells != cells  # NaN, where there can be one
+        chosen.append(np.flatnonzero(gaps)[:1])
+        if cells.dtype.kind in "OU" or name == target:
+            _, first = np.unique([str(cell) for cell in texts(cells)], return_index=True)
+            chosen.append(np.sort(first)[: None if name == target else MOST_CATEGORIES + 1])
+    part = table.take(np.unique(np.concatenate(chosen)))
+    found = group.gather(part.columns)
+    columns = {name: _cells([f[name] for f in found]) for name in part.columns}
+    return replace(table, columns=columns, n_rows=sum(group.gather(part.n_rows)))
+
+
+def _cells(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """The cells of all ranks; truth values are text where another rank's have gaps."""
+    if len({part.dtype.kind == "b" for part in parts}) > 1:
+        parts = [part.astype(str) if part.dtype.kind == "b" else part for part in parts]
+    text = any(part.dtype.kind in "OU" for part in parts)
+    return np.concatenate([part.astype(object) if text else part for part in parts])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 from collections.abc import Mapping
 from copy import copy
@@ -146,16 +145,13 @@ def table_part(info: dict[str, Any]) -> tuple[Encoding, dict[str, Any]]:
     part = info["extra"].get(KEY)
     part = part if isinstance(part, dict) else {}
     encoding = Encoding.from_json(part.get("encoding"))
-    origin = part.get("origin")
-    if not isinstance(origin, dict) or not all(
-        type(origin.get(name)) in kinds for name, kinds in ORIGIN.items()
-    ):
-        raise FileFormatError("the model's description of its training rows is damaged")
-    if not 0 <= origin["test_size"] <= 0.9 or not 0 <= origin["seed"] < 2**31:
-        raise FileFormatError("the model's description of its training rows is damaged")
+    origin: Any = part.get("origin")
     try:
+        typed = all(type(origin.get(name)) in kinds for name, kinds in ORIGIN.items())
+        if not typed or not 0 <= origin["test_size"] <= 0.9 or not 0 <= origin["seed"] < 2**31:
+            raise ValueError("a value is not what it should be")
         if origin.get(ROWS) is not None:
             _unpacked(origin[ROWS])
-    except (TypeError, ValueError, binascii.Error) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise FileFormatError("the model's description of its training rows is damaged") from error
     return encoding, origin

@@ -62,7 +62,8 @@ def to_onnx(
         raise ImportError('to_onnx needs onnx: pip install "conjugp[onnx]"') from error
     from conjugp.export._model import build
 
-    labels, metadata = _labels(clf.classes_), _metadata(clf, predictor)
+    labels = _labels(clf.classes_)
+    metadata = _metadata(clf, predictor, labels)
     model = build(predictor, clf._inputs.scaling, input_dtype, labels, metadata)
     if model.ByteSize() > _LARGEST:
         raise ValueError(
@@ -106,9 +107,8 @@ def _labels(classes: NDArray[Any]) -> NDArray[Any]:
     return np.array([str(c) for c in classes], dtype=object)
 
 
-def _metadata(clf: GPClassifier, model: Model) -> dict[str, str]:
+def _metadata(clf: GPClassifier, model: Model, labels: NDArray[Any]) -> dict[str, str]:
     """What the file says about itself."""
-    labels = _labels(clf.classes_)
     found = {
         "conjugp_version": conjugp.__version__,
         "classes": json.dumps(labels.tolist()),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from operator import add, mul
-from typing import Any
 
 import numpy as np
 import torch
@@ -61,8 +59,7 @@ def check_kernel(kernel: k.Kernel) -> None:
 def matrix(scope: Scope, kernel: k.Kernel, X: Value, Z: Tensor) -> Value:
     """k(X, Z): X (n, D) of the scope, Z (M, D) -> (n, M)."""
     if isinstance(kernel, k.Sum | k.Product):
-        join: Callable[..., Any] = add if isinstance(kernel, k.Sum) else mul
-        return reduce(join, (matrix(scope, part, X, Z) for part in kernel.parts))
+        return reduce(kernel.join, (matrix(scope, part, X, Z) for part in kernel.parts))
     if isinstance(kernel, Columns):
         return matrix(scope, kernel.kernel, _columns(scope, kernel, X), kernel.of(Z))
     if isinstance(kernel, k.Normalised):
@@ -93,8 +90,7 @@ def matrix(scope: Scope, kernel: k.Kernel, X: Value, Z: Tensor) -> Value:
 def diagonal(scope: Scope, kernel: k.Kernel, X: Value, D: int) -> Value | float:
     """The diagonal of k(X, X): (n, 1), or one number for all rows."""
     if isinstance(kernel, k.Sum | k.Product):
-        join: Callable[..., Any] = add if isinstance(kernel, k.Sum) else mul
-        return reduce(join, (diagonal(scope, part, X, D) for part in kernel.parts))
+        return reduce(kernel.join, (diagonal(scope, part, X, D) for part in kernel.parts))
     if isinstance(kernel, Columns):
         return diagonal(scope, kernel.kernel, _columns(scope, kernel, X), len(kernel.columns))
     if isinstance(kernel, k.Normalised):

@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto, helper
 from conjugp._gp.covariance import NONE
 from conjugp._gp.model import Model
 from conjugp._inputs.scales import Scaling
-from conjugp.export._graph import OPSET, Scope, Value
+from conjugp.export._graph import OPSET, Scope, Trip, Value
 from conjugp.export._integrals import lambda_integral, largest, log_sigmoid, normalised
 from conjugp.export._kernels import diagonal, matrix
 from conjugp.likelihoods import Heaviside, LogisticSoftmax, RobustMax
@@ -35,9 +35,7 @@ def build(
     trips = (n + (R - np.array(1))) / R
     last = n - np.array(1)
 
-    def chunk(
-        scope: Scope, i: Value, values: list[Value]
-    ) -> tuple[Value | None, list[Value], list[Value]]:
+    def chunk(scope: Scope, i: Value, values: list[Value]) -> Trip:
         begin = scope.op("Mul", i, R)
         rows = scope.op("Min", scope.range(np.array(0), R) + begin, last)
         x = scope.cast(scope.op("Gather", X, rows, axis=0), "double")

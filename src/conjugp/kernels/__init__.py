@@ -56,17 +56,6 @@ __all__ = [
     "Sum",
 ]
 
-KERNELS: tuple[type[Kernel], ...] = (
-    RBF,
-    Matern12,
-    Matern32,
-    Matern52,
-    RationalQuadratic,
-    Linear,
-    Normalised,
-    Sum,
-    Product,
-)
 _NAMES: dict[str, type[Kernel]] = {
     "rbf": RBF,
     "matern12": Matern12,
@@ -75,6 +64,7 @@ _NAMES: dict[str, type[Kernel]] = {
     "rational-quadratic": RationalQuadratic,
     "linear": Linear,
 }
+KERNELS: tuple[type[Kernel], ...] = (*_NAMES.values(), Normalised, Sum, Product)
 
 
 def get_kernel(kernel: Kernel | str | None) -> Kernel | None:

@@ -75,7 +75,7 @@ class Parametric:
 
     def __post_init__(self) -> None:
         for field, value in self._fields():
-            if not _is_parametric(value):
+            if _parts(value) is None:
                 where = f"{type(self).__name__}: {field.name}"
                 most = 1 if field.name.startswith("lengthscale") else 0
                 object.__setattr__(
@@ -206,8 +206,8 @@ class Parametric:
         """For each number of theta what it belongs to: a lengthscale of a group, or itself."""
         owners: list[Any] = []
         for field, value in self._fields():
-            if isinstance(value, Parametric | tuple):
-                parts = value if isinstance(value, tuple) else (value,)
+            parts = _parts(value)
+            if parts is not None:
                 for i, part in enumerate(parts):
                     owners += [(field.name, i, owner) for owner in part._owners(groups)]
                 continue
@@ -251,10 +251,9 @@ class Parametric:
         None may be None.
         """
         for field, value in self._fields():
-            if isinstance(value, Parametric):
-                yield from value._leaves()
-            elif isinstance(value, tuple):
-                for part in value:
+            parts = _parts(value)
+            if parts is not None:
+                for part in parts:
                     yield from part._leaves()
             elif value is None:
                 raise ValueError(f"{type(self).__name__}: {field.name} is not set yet")
@@ -269,10 +268,10 @@ class Parametric:
         """A copy with new(leaf) for the value of every leaf; inner objects by of_part, if given."""
         changes, of_part = {}, of_part or (lambda part: part._with_leaves(new))
         for field, value in self._fields():
-            if isinstance(value, Parametric):
-                changes[field.name] = of_part(value)
-            elif isinstance(value, tuple):
-                changes[field.name] = tuple(map(of_part, value))
+            parts = _parts(value)
+            if parts is not None:
+                new_parts = tuple(map(of_part, parts))
+                changes[field.name] = new_parts if isinstance(value, tuple) else new_parts[0]
             else:
                 changes[field.name] = new(Leaf(field.name, value, _transform_of(field)))
         return replace(self, **changes)  # type: ignore[type-var]
@@ -312,12 +311,10 @@ def _checked(
     return float(value) if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
-def _is_parametric(value: Any) -> bool:
-    return isinstance(value, Parametric) or (
-        isinstance(value, tuple)
-        and len(value) > 0
-        and all(isinstance(part, Parametric) for part in value)
-    )
+def _parts(value: Any) -> tuple[Parametric, ...] | None:
+    """The inner objects that a field holds; None where it is a leaf."""
+    parts = value if isinstance(value, tuple) else (value,)
+    return parts if parts and all(isinstance(part, Parametric) for part in parts) else None
 
 
 def _tensor(value: float | np.ndarray | Tensor) -> Tensor:

@@ -128,6 +128,11 @@ class Likelihood(ABC):
         return bound
 
 
+def of_label(x: Tensor, y: Tensor) -> Tensor:
+    """Of every row what is its label's: x (..., B, C), y (B,) -> (..., B)."""
+    return x.gather(-1, y[:, None].expand(*x.shape[:-1], 1)).squeeze(-1)
+
+
 def known_gradient(m: Tensor, v: Tensor, value: Tensor, dm: Tensor, dv: Tensor) -> Tensor:
     """``value`` (..., B) with gradients ``dm`` and ``dv`` (..., B, C) in m and v."""
     if torch.is_grad_enabled() and (m.requires_grad or v.requires_grad):

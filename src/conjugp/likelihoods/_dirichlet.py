@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from conjugp.likelihoods._base import Expectation
-from conjugp.likelihoods._softmaxes import SoftmaxLikelihood
+from conjugp.likelihoods._softmax import SoftmaxLikelihood
 
 
 @dataclass(frozen=True)

@@ -169,9 +169,8 @@ class _Wide:
 
     def __init__(self, m: Tensor, v: Tensor, mask: Tensor, rule: Rule) -> None:
         self.step = rule.step
-        self.index = None if bool(mask.all()) else mask.nonzero().squeeze(1)
-        m, v = m.reshape(-1), v.reshape(-1)
-        self.m, self.v = (m, v) if self.index is None else (m[self.index], v[self.index])
+        self.index = slice(None) if bool(mask.all()) else mask.nonzero().squeeze(1)
+        self.m, self.v = m.reshape(-1)[self.index], v.reshape(-1)[self.index]
         self.inverse_sd = torch.rsqrt(self.v)
         self.log_height = torch.log(self.inverse_sd * (self.step / math.sqrt(2.0 * math.pi)))
         self.inverse_width = torch.rsqrt(self.v + _EDGE**2)
@@ -209,13 +208,12 @@ class _Wide:
             lam = torch.exp(t)
             end = above[:, None] * torch.exp(-lam)
             f, g = f + end, g.addcmul(end, lam)
-        rows = slice(None) if self.index is None else self.index
-        F[rows], G[rows] = f, g
+        F[self.index], G[self.index] = f, g
         if L is not None:
             # Below the nodes σ log σ = f e^f, and f has a truncated normal's mean; above them 0.
             mills = torch.exp(-0.5 * tilted.square() - log_tail) / math.sqrt(2.0 * math.pi)
             lower = mean * (self.m + self.v - self.v * self.inverse_width * mills)
-            L[rows] = (density @ (bump * log_s[:, None])).addcmul_(lower[:, None], growth)
+            L[self.index] = (density @ (bump * log_s[:, None])).addcmul_(lower[:, None], growth)
 
 
 class _Narrow:

@@ -20,10 +20,10 @@ from conjugp._numerics.expectations import (
     logistic_tails,
     tilt,
 )
-from conjugp.likelihoods._base import Expectation
+from conjugp.likelihoods._base import Expectation, of_label
 from conjugp.likelihoods._class_parts import Classes, Part, Terms, part, tangent
 from conjugp.likelihoods._log_sum import LogSum, expected_log_sum, log_expected_sum, tangent_sums
-from conjugp.likelihoods._softmaxes import SoftmaxLikelihood
+from conjugp.likelihoods._softmax import SoftmaxLikelihood
 
 # γ is at most about 4|m|/v: finite wherever v is not zero. At v = 0 and m below −80 the site is
 # a limit no float holds, though its bound and gradient are fine; this keeps it a number there.
@@ -92,22 +92,22 @@ class LogisticSoftmax(SoftmaxLikelihood):
         That of ``"exact"`` depends on the `batch`, whose tangent it is (C5).
         """
         if v is None:
-            s, own = torch.sigmoid(m), _of_label(m, y)
+            s, own = torch.sigmoid(m), of_label(m, y)
             return Terms(
                 logsigmoid(own), torch.sigmoid(-own), own.new_zeros(()), s, s * (1 - s), None
             )
         if bound in ("exact", "tight"):
             e = logistic_moments(m, v)
             scale = torch.exp(e.log_scale)
-            label = expected_log_sigmoid(_of_label(m, y), _of_label(v, y))
-            d_label = _of_label(e.complement, y), -0.5 * _of_label(e.slope * scale, y)
+            label = expected_log_sigmoid(of_label(m, y), of_label(v, y))
+            d_label = of_label(e.complement, y), -0.5 * of_label(e.slope * scale, y)
             sums = (torch.exp(e.log_mean), e.slope * scale, 0.5 * e.curvature * scale)
             found = Terms(label, *d_label, *sums)
             return found if bound == "tight" else _with_tangent(found, m, v, batch)
-        s, own = tilt(m, v), _of_label(m, y).double()
-        tau = _of_label(s.tau, y)
+        s, own = tilt(m, v), of_label(m, y).double()
+        tau = of_label(s.tau, y)
         return Terms(
-            _of_label(s.log_up, y),
+            of_label(s.log_up, y),
             0.5 * (1.0 - own * tau),
             -0.25 * tau,
             torch.exp(s.log_rest),
@@ -119,10 +119,6 @@ class LogisticSoftmax(SoftmaxLikelihood):
         """The bound from some of the classes; y are positions among them, no v is v = 0 (C2)."""
         # Without variances all bounds are log p.
         return part(y, self.terms(y, m, v, bound, batch), "tight" if v is None else bound, batch)
-
-
-def _of_label(x: Tensor, y: Tensor) -> Tensor:
-    return x.gather(-1, y[:, None]).squeeze(-1)
 
 
 def _exact(y: Tensor, m: Tensor, v: Tensor) -> Expectation:
@@ -151,7 +147,7 @@ def _of_sum(y: Tensor, m: Tensor, v: Tensor, e: LogisticTails, total: LogSum) ->
     complement = torch.where(m.gather(-1, index) > 0, tail, 1.0 - tail)
     dm = total.dm.neg_().scatter_add_(-1, index, complement)
     dv = total.dv.neg_().scatter_add_(-1, index, -0.5 * e.slope * scale)
-    value = expected_log_sigmoid(_of_label(m, y), _of_label(v, y)) - total.value
+    value = expected_log_sigmoid(of_label(m, y), of_label(v, y)) - total.value
     return Expectation(value, dm, dv)
 
 
@@ -176,7 +172,7 @@ def _collapsed(y: Tensor, m: Tensor, v: Tensor) -> Expectation:
     """The collapsed bound (B3, B4)."""
     s = tilt(m, v)
     log_rest = torch.logsumexp(s.log_rest, -1, keepdim=True)
-    bound = _of_label(s.log_up, y) - log_rest.squeeze(-1)
+    bound = of_label(s.log_up, y) - log_rest.squeeze(-1)
     return _polya_gamma(y, m, s, s.log_s - log_rest, bound)
 
 
@@ -191,7 +187,7 @@ def _augmented(y: Tensor, m: Tensor, v: Tensor) -> Expectation:
         log_rest < -1.0, torch.log1p(-torch.exp(log_rest.clamp_max(-1.0))), log_sum - log_c
     )
     G = gamma_total(log_r, log_rest)
-    bound = _of_label(s.log_up, y) - log_c + log_gamma_minus_entropy(G) + G * log_r
+    bound = of_label(s.log_up, y) - log_c + log_gamma_minus_entropy(G) + G * log_r
     # γ_c = G s_c / S: the same numbers as e^ψ(1+G) s_c / C at the root.
     log_gamma = torch.log(G)[:, None] + s.log_s - log_sum[:, None]
     return _polya_gamma(y, m, s, log_gamma, bound)

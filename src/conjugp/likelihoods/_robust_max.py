@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from conjugp.likelihoods._base import Expectation, Likelihood
+from conjugp.likelihoods._base import Expectation, Likelihood, of_label
 from conjugp.likelihoods._orthant import largest, log_largest
 
 
@@ -38,7 +38,7 @@ class RobustMax(Likelihood):
 
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         """log p(y | f): y (B,), f (..., B, C) -> (..., B)."""
-        return self.prob(f).gather(-1, y[:, None].expand(*f.shape[:-1], 1)).squeeze(-1).log()
+        return of_label(self.prob(f), y).log()
 
     def prob(self, f: Tensor) -> Tensor:
         """p(· | f): (..., B, C) -> (..., B, C); equal latents share what the largest has."""

@@ -1,4 +1,4 @@
-"""p(y = k | f) = e^f_k / Σ_c e^f_c (docs/math.md, Other likelihoods)."""
+"""p(y = k | f) = e^f_k / Σ_c e^f_c, and what likelihoods of a softmax share (docs/math.md)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,43 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot
 
 from conjugp._numerics.expectations import expected_log_sigmoid, logistic_moments
-from conjugp.likelihoods._base import Expectation
+from conjugp.likelihoods._base import Expectation, Likelihood, of_label
+from conjugp.likelihoods._lambda_integral import lambda_entropy
 from conjugp.likelihoods._log_sum import expected_log_sum
-from conjugp.likelihoods._softmaxes import SoftmaxLikelihood
+from conjugp.likelihoods._many_classes import predictive
 
 _NEWTON = 8
 _ABOVE, _BELOW = 8.0, 20.0  # e^f is σ(f) to 2e-9 up to so many deviations above the means
+
+
+class SoftmaxLikelihood(Likelihood):
+    """p(y = k | f) is e^f_k, or σ(f_k), over the sum of all; predictions are its integrals."""
+
+    softmax: ClassVar[bool] = True  # of f, or else of log σ(f)
+
+    def logits(self, f: Tensor) -> Tensor:
+        """What the softmax is of, (..., B, C)."""
+        return f if self.softmax else logsigmoid(f)
+
+    def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
+        """log p(y | f): y (B,), f (..., B, C) -> (..., B)."""
+        return of_label(torch.log_softmax(self.logits(f), -1), y)
+
+    def prob(self, f: Tensor) -> Tensor:
+        """p(· | f): (..., B, C) -> (..., B, C)."""
+        return torch.softmax(self.logits(f), -1)
+
+    def integral(self, m: Tensor, v: Tensor) -> Tensor:
+        """E[p(· | f)] under N(m, v), one-dimensional: (B, C), float64 (P1, P8, L4)."""
+        return predictive(m, v, self.softmax)
+
+    def rough_integral(self, m: Tensor, v: Tensor) -> Tensor:
+        """The same to four digits."""
+        return predictive(m, v, self.softmax, rough=True)
+
+    def expected_entropy(self, m: Tensor, v: Tensor) -> Tensor:
+        """E[H[p(· | f)]] under N(m, v), one-dimensional: (B,), float64 (U3)."""
+        return lambda_entropy(m, v, self.softmax)
 
 
 @dataclass(frozen=True)
@@ -45,7 +76,7 @@ def _exact(y: Tensor, m: Tensor, v: Tensor) -> Expectation:
     top = (wide + _ABOVE * v.double().sqrt()).amax(-1, keepdim=True)
     low = (wide - top) - _BELOW
     total = expected_log_sum(low.to(m.dtype), v)
-    value = low.gather(-1, y[:, None]).squeeze(-1) - total.value
+    value = of_label(low, y) - total.value
     return Expectation(value, label - total.dm, -total.dv)
 
 

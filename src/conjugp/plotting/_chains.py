@@ -47,14 +47,7 @@ def plot_ranks(clf: Any, *, n_traces: int = 6) -> Figure:
     """Draw how the ranks of each chain's draws among all draws are distributed.
 
     Chains that have mixed have flat lines; the grey band holds 95 % of the values that
-    independent draws would give. The quantities are those of :func:`plot_trace`.
-
-    Parameters
-    ----------
-    clf : GibbsGPClassifier
-        A fitted sampler.
-    n_traces : int, default=6
-        Number of quantities, at most.
+    independent draws would give. Quantities and parameters are those of :func:`plot_trace`.
     """
     traces = clf.traces(n_traces)
     columns = min(3, len(traces))
