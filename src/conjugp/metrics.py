@@ -8,13 +8,10 @@ Scores and errors are better the lower they are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = [
     "Band",
@@ -36,15 +33,6 @@ __all__ = [
 
 Strategy = Literal["uniform", "adaptive"]
 Floats = NDArray[np.float64]
-
-
-class Binning(TypedDict, total=False):
-    """The parameters of `reliability_curve`, for all that is computed from such curves."""
-
-    n_bins: int
-    strategy: Strategy
-    labels: ArrayLike | None
-    sample_weight: ArrayLike | None
 
 
 class ReliabilityCurve(NamedTuple):
@@ -278,52 +266,75 @@ def reliability_curve(
         Bins of equal width, (i/n_bins, (i+1)/n_bins], or of equal weight. Equal confidences are
         always in one bin, so adaptive bins may be uneven where confidences repeat.
     """
-    codes, p, weight = _checked(y_true, proba, labels, sample_weight)
-    right, total = p.argmax(axis=1) == codes, _total(sample_weight, len(codes))
-    return _curve(p.max(axis=1), right, weight, n_bins, strategy, total)
+    return curve_of_prediction(y_true, proba, n_bins, strategy, labels, sample_weight)
 
 
 def expected_calibration_error(
-    y_true: ArrayLike, proba: ArrayLike, **settings: Unpack[Binning]
+    y_true: ArrayLike,
+    proba: ArrayLike,
+    *,
+    n_bins: int = 15,
+    strategy: Strategy = "uniform",
+    labels: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
 ) -> float:
     """Mean |accuracy − confidence| of the predicted class over bins of confidence (ECE).
 
     Parameters are those of :func:`reliability_curve`.
     """
-    return mean_gap(reliability_curve(y_true, proba, **settings))
+    return mean_gap(curve_of_prediction(y_true, proba, n_bins, strategy, labels, sample_weight))
 
 
 def maximum_calibration_error(
-    y_true: ArrayLike, proba: ArrayLike, **settings: Unpack[Binning]
+    y_true: ArrayLike,
+    proba: ArrayLike,
+    *,
+    n_bins: int = 15,
+    strategy: Strategy = "uniform",
+    labels: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
 ) -> float:
     """Largest |accuracy − confidence| of the predicted class over bins of confidence (MCE).
 
     Parameters are those of :func:`reliability_curve`. A bin with few points can decide it;
     ``strategy="adaptive"`` makes that less likely.
     """
-    curve = reliability_curve(y_true, proba, **settings)
+    curve = curve_of_prediction(y_true, proba, n_bins, strategy, labels, sample_weight)
     return float(np.abs(curve.accuracy - curve.confidence).max())
 
 
 def classwise_calibration_error(
-    y_true: ArrayLike, proba: ArrayLike, **settings: Unpack[Binning]
+    y_true: ArrayLike,
+    proba: ArrayLike,
+    *,
+    n_bins: int = 15,
+    strategy: Strategy = "uniform",
+    labels: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
 ) -> float:
     """Mean over classes of |frequency − probability| of that class, over bins of probability.
 
     Unlike :func:`expected_calibration_error` it sees every probability, not only the largest.
     Parameters are those of :func:`reliability_curve`.
     """
-    return float(np.mean(class_calibration_errors(y_true, proba, **settings)))
+    curves = curves_of_classes(y_true, proba, n_bins, strategy, labels, sample_weight)
+    return float(np.mean([mean_gap(curve) for curve in curves]))
 
 
 def class_calibration_errors(
-    y_true: ArrayLike, proba: ArrayLike, **settings: Unpack[Binning]
+    y_true: ArrayLike,
+    proba: ArrayLike,
+    *,
+    n_bins: int = 15,
+    strategy: Strategy = "uniform",
+    labels: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
 ) -> Floats:
     """|frequency − probability| of each class, over bins of its probability: (C,).
 
     Parameters are those of :func:`reliability_curve`.
     """
-    curves = class_reliability_curves(y_true, proba, **settings)
+    curves = curves_of_classes(y_true, proba, n_bins, strategy, labels, sample_weight)
     return np.array([mean_gap(curve) for curve in curves])
 
 
@@ -341,9 +352,30 @@ def class_reliability_curves(
     ``confidence`` is the mean probability and ``accuracy`` the frequency of the class. Parameters
     are those of :func:`reliability_curve`.
     """
+    return curves_of_classes(y_true, proba, n_bins, strategy, labels, sample_weight)
+
+
+def curve_of_prediction(*given: Any) -> ReliabilityCurve:
+    """As `curves_of_classes`, of the class that is predicted."""
+    return curves_of_classes(*given, predicted=True)[0]
+
+
+def curves_of_classes(
+    y_true: ArrayLike,
+    proba: ArrayLike,
+    n_bins: int,
+    strategy: Strategy,
+    labels: ArrayLike | None,
+    sample_weight: ArrayLike | None,
+    predicted: bool = False,
+) -> list[ReliabilityCurve]:
     codes, p, weight = _checked(y_true, proba, labels, sample_weight)
-    total = _total(sample_weight, len(codes))
-    return [_curve(p_c, codes == c, weight, n_bins, strategy, total) for c, p_c in enumerate(p.T)]
+    total = len(codes) if sample_weight is None else np.sum(np.asarray(sample_weight, float))
+    pairs = [(p_c, codes == c) for c, p_c in enumerate(p.T)]
+    if predicted:
+        pairs = [(p.max(axis=1), p.argmax(axis=1) == codes)]
+    curves = (_curve(*pair, weight, n_bins, strategy) for pair in pairs)
+    return [curve._replace(count=curve.count * total) for curve in curves]
 
 
 def _positive(name: str, value: Any) -> None:
@@ -374,18 +406,13 @@ def _bins(confidence: Floats, weight: Floats, n_bins: int, strategy: Strategy) -
 
 
 def _curve(
-    confidence: Floats,
-    correct: NDArray[np.bool_],
-    weight: Floats,
-    n_bins: int,
-    strategy: Strategy,
-    total: float = 1.0,
+    confidence: Floats, correct: NDArray[np.bool_], weight: Floats, n_bins: int, strategy: Strategy
 ) -> ReliabilityCurve:
-    """A curve of points whose weights sum to one; its counts sum to the total."""
+    """A curve whose counts are shares of all weight."""
     bins = _bins(confidence, weight, n_bins, strategy)
     sums = [np.bincount(bins, weight * x) for x in (confidence, correct, np.ones(len(bins)))]
     total_confidence, total_correct, count = np.array(sums)[:, sums[-1] > 0]
-    return ReliabilityCurve(total_confidence / count, total_correct / count, count * total)
+    return ReliabilityCurve(total_confidence / count, total_correct / count, count)
 
 
 def mean_gap(curve: ReliabilityCurve) -> float:
@@ -454,11 +481,6 @@ def _codes(y: NDArray[Any], labels: ArrayLike | None, n_columns: int) -> NDArray
     if unknown:
         raise ValueError(f"y_true contains labels that are not in labels: {list(unknown)[:5]}")
     return np.array([column_of[label] for label in y.tolist()], dtype=np.intp)
-
-
-def _total(sample_weight: ArrayLike | None, n: int) -> float:
-    """What the counts of a curve sum to: the number of points, or the sum of their weights."""
-    return n if sample_weight is None else np.sum(np.asarray(sample_weight, float))
 
 
 def _weights(sample_weight: ArrayLike | None, n: int) -> Floats:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from conjugp.metrics import Binning, ReliabilityCurve, class_reliability_curves, mean_gap
+from conjugp.metrics import ReliabilityCurve, Strategy, curves_of_classes, mean_gap
 from conjugp.plotting._style import GREY, Display, class_colors, diagonal, dots, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from typing_extensions import Unpack
 
 _FEW = 10  # points in a bin from which on a line goes through it
 
@@ -60,23 +59,23 @@ class ClassCalibrationDisplay(Display):
         y_true: ArrayLike,
         proba: ArrayLike,
         *,
+        labels: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        n_bins: int = 10,
+        strategy: Strategy = "uniform",
         max_classes: int = 6,
         ax: Axes | None = None,
-        **settings: Unpack[Binning],
     ) -> ClassCalibrationDisplay:
         """Draw the curves of predicted probabilities.
 
         Parameters
         ----------
-        y_true, proba
+        y_true, proba, labels, sample_weight, n_bins, strategy
             As in :func:`conjugp.metrics.class_reliability_curves`.
         max_classes, ax
             As in :meth:`plot`.
-        **settings
-            ``labels``, ``sample_weight``, ``n_bins``, here 10 if left, and ``strategy``.
         """
-        curves = class_reliability_curves(y_true, proba, **{"n_bins": 10, **settings})
-        labels = settings.get("labels")
+        curves = curves_of_classes(y_true, proba, n_bins, strategy, labels, sample_weight)
         names = sorted(set(np.asarray(y_true).tolist())) if labels is None else labels
         return cls(curves, names).plot(ax, max_classes=max_classes)
 

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
 
-from conjugp.metrics import Binning, ReliabilityCurve, mean_gap, reliability_curve
+from conjugp.metrics import ReliabilityCurve, Strategy, curve_of_prediction, mean_gap
 from conjugp.plotting._style import Display, diagonal, dots, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from typing_extensions import Unpack
 
 HISTOGRAM = "confidence histogram"
 
@@ -66,25 +65,26 @@ class ReliabilityDisplay(Display):
         y_true: ArrayLike,
         proba: ArrayLike,
         *,
+        labels: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        n_bins: int = 15,
+        strategy: Strategy = "uniform",
         name: str | None = None,
         ax: Axes | None = None,
         color: Any = None,
-        **settings: Unpack[Binning],
     ) -> ReliabilityDisplay:
         """Draw the diagram of predicted probabilities.
 
         Parameters
         ----------
-        y_true, proba
+        y_true, proba, labels, sample_weight, n_bins, strategy
             As in :func:`conjugp.metrics.reliability_curve`.
         name : str, default=None
             What the legend calls the predictions.
         ax, color
             As in :meth:`plot`.
-        **settings
-            ``labels``, ``sample_weight``, ``n_bins`` and ``strategy`` of the curve.
         """
-        curve = reliability_curve(y_true, proba, **settings)
+        curve = curve_of_prediction(y_true, proba, n_bins, strategy, labels, sample_weight)
         return cls(curve, name=name).plot(ax, color=color)
 
     def plot(self, ax: Axes | None = None, *, color: Any = None) -> ReliabilityDisplay:
@@ -113,12 +113,22 @@ class ReliabilityDisplay(Display):
         return self
 
 
-def reliability_diagram(y_true: ArrayLike, proba: ArrayLike, **settings: Any) -> ReliabilityDisplay:
+def reliability_diagram(
+    y_true: ArrayLike,
+    proba: ArrayLike,
+    *,
+    labels: ArrayLike | None = None,
+    n_bins: int = 15,
+    ax: Axes | None = None,
+    name: str | None = None,
+) -> ReliabilityDisplay:
     """Draw accuracy against confidence; on the diagonal, probabilities mean what they say.
 
     Short for :meth:`ReliabilityDisplay.from_predictions`, which has all the parameters.
     """
-    return ReliabilityDisplay.from_predictions(y_true, proba, **settings)
+    return ReliabilityDisplay.from_predictions(
+        y_true, proba, labels=labels, n_bins=n_bins, ax=ax, name=name
+    )
 
 
 def _histogram_below(ax: Axes) -> Axes:
