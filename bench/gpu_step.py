@@ -21,7 +21,7 @@ from record import add_output, context, keep
 from step import data
 from torch.profiler import ProfilerActivity, profile
 
-from conjugp._gp.state import State, initial_state
+from conjugp._gp.posterior import State, initial_state
 from conjugp._inference.batches import Batch, Batches
 from conjugp._inference.fused import ClosedFormStep
 from conjugp._inference.minibatch import ROUND

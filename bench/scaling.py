@@ -85,8 +85,7 @@ def seconds_of_step(group: Any, steps: int = STEPS, **shape: int) -> dict[str, f
     """Seconds of one minibatch step on B rows of all ranks together, and of its parts."""
     import torch
 
-    from conjugp._gp.posterior import moments
-    from conjugp._gp.state import initial_state
+    from conjugp._gp.posterior import initial_state, moments
     from conjugp._inference import svi
     from conjugp._inference.batches import Batch
     from conjugp._inference.moving import Moving, evaluated

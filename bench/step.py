@@ -20,7 +20,7 @@ import torch
 from record import add_output, context, keep
 from torch import Tensor
 
-from conjugp._gp.state import initial_state
+from conjugp._gp.posterior import initial_state
 from conjugp._inference.batches import Batch
 from conjugp._inference.fused import ClosedFormStep
 from conjugp._inference.moving import Moving

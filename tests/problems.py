@@ -10,8 +10,7 @@ from scipy.special import digamma
 from torch import Tensor
 
 from conjugp._gp.features import basis, features
-from conjugp._gp.posterior import Posterior, kl, moments
-from conjugp._gp.state import State, initial_state
+from conjugp._gp.posterior import Posterior, State, initial_state, kl, moments
 from conjugp._inference import svi
 from conjugp._inference.batches import Batch
 from conjugp._inference.full_batch import Sweep

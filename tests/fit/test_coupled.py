@@ -34,8 +34,7 @@ from conjugp._fit.starts import largest_classes, only_classes
 from conjugp._fit.weights import cache_bytes
 from conjugp._gp.features import basis, features
 from conjugp._gp.model import Model, coupled
-from conjugp._gp.posterior import Posterior, marginals, moments
-from conjugp._gp.state import initial_state
+from conjugp._gp.posterior import Posterior, initial_state, marginals, moments
 from conjugp._gp.temperature import MORE, SCALES, VARIANCE_SCALES, fit_calibration
 from conjugp._inference.settings import Progress
 from conjugp._inference.svi import clamp

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conjugp._gp.model import coupled
-from conjugp._gp.state import initial_state
+from conjugp._gp.posterior import initial_state
 from conjugp._inference.batches import Batch
 from conjugp._inference.class_step import SampledClassesStep
 from conjugp._inference.moving import Moving

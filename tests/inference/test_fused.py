@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from conjugp._gp.posterior import Posterior, kl, moments
-from conjugp._gp.state import initial_state
+from conjugp._gp.posterior import Posterior, initial_state, kl, moments
 from conjugp._inference import minibatch
 from conjugp._inference.batches import Batches
 from conjugp._inference.fused import ClosedForm, ClosedFormStep, applies

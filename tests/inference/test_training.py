@@ -14,8 +14,7 @@ from scipy.optimize import minimize
 
 from conjugp._gp.features import basis, features
 from conjugp._gp.model import coupled
-from conjugp._gp.posterior import Moments, kl, marginals
-from conjugp._gp.state import initial_state
+from conjugp._gp.posterior import Moments, initial_state, kl, marginals
 from conjugp._inference import full_batch, steps
 from conjugp._inference.batches import Batches
 from conjugp._inference.fused import ClosedFormStep

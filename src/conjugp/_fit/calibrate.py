@@ -15,8 +15,7 @@ from conjugp._fit.plan import Plan
 from conjugp._fit.points import placed
 from conjugp._fit.run import Run
 from conjugp._fit.weights import kernel_rows, start_mean
-from conjugp._gp.posterior import prior
-from conjugp._gp.state import State
+from conjugp._gp.posterior import State, prior
 from conjugp._gp.temperature import (
     PLAIN,
     SCALES,

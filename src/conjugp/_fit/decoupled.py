@@ -19,7 +19,7 @@ from conjugp._fit.run import Fitted, Run, estimated_elbo
 from conjugp._fit.starts import filled, origin_for
 from conjugp._fit.weights import kernel_rows, start_mean
 from conjugp._gp.covariance import NONE
-from conjugp._gp.state import State
+from conjugp._gp.posterior import State
 from conjugp._gp.temperature import PLAIN, Calibration
 from conjugp._inference.mean import Mean
 from conjugp._inputs.scales import Scaling

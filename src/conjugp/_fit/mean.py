@@ -15,8 +15,7 @@ from conjugp._fit.plan import Plan
 from conjugp._fit.run import Good, Run
 from conjugp._fit.weights import KernelRows, assemble, fit_weights, kernel_rows, start_mean
 from conjugp._gp.model import Model
-from conjugp._gp.posterior import prior
-from conjugp._gp.state import State
+from conjugp._gp.posterior import State, prior
 from conjugp._inference.mean import Mean
 from conjugp._inference.settings import Interrupted, Progress, Settings
 from conjugp._numerics.linalg import NotPositiveDefiniteError

@@ -14,8 +14,7 @@ from conjugp._fit.starts import filled
 from conjugp._gp import inducing
 from conjugp._gp.features import basis, features
 from conjugp._gp.model import Model, coupled
-from conjugp._gp.posterior import Posterior, prior
-from conjugp._gp.state import State, initial_state
+from conjugp._gp.posterior import Posterior, State, initial_state, prior
 from conjugp._inference.settings import Progress, Settings
 from conjugp._inference.train import absorb
 from conjugp._rows.dataset import Data

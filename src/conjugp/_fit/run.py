@@ -11,8 +11,8 @@ import torch
 
 from conjugp._fit.plan import Plan
 from conjugp._gp.model import Model
+from conjugp._gp.posterior import State
 from conjugp._gp.predictor import Predictor
-from conjugp._gp.state import State
 from conjugp._inference.settings import Progress
 from conjugp._persistence.codec import in_checkpoints
 from conjugp._persistence.journal import Journal

@@ -11,8 +11,7 @@ from conjugp._fit.plan import Plan
 from conjugp._fit.points import first_points
 from conjugp._fit.run import Run
 from conjugp._gp.features import basis, features
-from conjugp._gp.posterior import Posterior, kl, moments, prior
-from conjugp._gp.state import State, initial_state
+from conjugp._gp.posterior import Posterior, State, initial_state, kl, moments, prior
 from conjugp._inference import svi
 from conjugp._inputs.scales import Scaling
 from conjugp._numerics.linalg import NotPositiveDefiniteError

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from conjugp._gp.covariance import Point, family
 from conjugp._gp.model import Model
-from conjugp._gp.posterior import Posterior
+from conjugp._gp.posterior import Posterior, State
 from conjugp._gp.predictor import Predictor
-from conjugp._gp.state import State
 from conjugp._gp.temperature import Calibration
 from conjugp._persistence.parts import Parts
 from conjugp.kernels import Kernel

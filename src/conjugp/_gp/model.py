@@ -10,10 +10,9 @@ from torch import Tensor
 
 from conjugp._gp.covariance import NONE, Covariance, Full, kl, quadratic, root
 from conjugp._gp.features import basis
-from conjugp._gp.posterior import moments
+from conjugp._gp.posterior import State, moments
 from conjugp._gp.prediction import predict_proba
 from conjugp._gp.predictor import EXACT, Integration, Predictive, Predictor, entropy
-from conjugp._gp.state import State
 from conjugp._gp.temperature import PLAIN, Calibration, fit_calibration, variance_scales
 from conjugp._numerics.linalg import root_of
 from conjugp._persistence.codec import in_checkpoints

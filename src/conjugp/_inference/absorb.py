@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from conjugp._gp.posterior import Posterior, kl, moments
-from conjugp._gp.state import State
+from conjugp._gp.posterior import Posterior, State, kl, moments
 from conjugp._inference.ep_steps import SiteSweep
 from conjugp._inference.moving import Loop, Moving, evaluated, finite
 from conjugp._numerics.linalg import NotPositiveDefiniteError

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from conjugp._gp.features import Basis, Features, basis, features
-from conjugp._gp.posterior import Moments, Posterior
-from conjugp._gp.state import State
+from conjugp._gp.posterior import Moments, Posterior, State
 from conjugp._inference import svi
 from conjugp._inference.adam import Adam
 from conjugp._inference.settings import Progress, Settings

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from conjugp._gp.state import State
+from conjugp._gp.posterior import State
 from conjugp._inference import absorb as one_more
 from conjugp._inference import ep_steps, full_batch, minibatch
 from conjugp._inference.batches import Batches
