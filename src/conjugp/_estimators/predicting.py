@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 
 from conjugp._estimators.rows import check_rows, check_weight
-from conjugp._fit.options import whole
+from conjugp._fit.options import seed_of, whole
 from conjugp._gp.predictor import EXACT, Integration, Predictor, entropy
 from conjugp._inputs.inputs import Inputs
 from conjugp._rows.canonical import Rows
@@ -269,23 +268,6 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         predictor = self._predictor
         generator = torch.Generator().manual_seed(seed_of(random_state))
         return predictor.sample(self._rows(X), n_samples, generator).cpu().double().numpy()
-
-
-def seed_of(random_state: int | np.random.RandomState | None) -> int:
-    """A seed for torch from scikit-learn's kind of random state."""
-    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
-
-
-@contextmanager
-def unchanged_on_error(clf: Any) -> Iterator[None]:
-    """Leave a fitted estimator as it was when new rows turn out to be bad."""
-    before = dict(clf.__dict__)
-    try:
-        yield
-    except BaseException:
-        clf.__dict__.clear()
-        clf.__dict__.update(before)
-        raise
 
 
 def _largest(p: NDArray[np.float64], k: int) -> NDArray[np.intp]:

@@ -13,10 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.exceptions import ConvergenceWarning, DataConversionWarning
 from torch import Tensor
 
-from conjugp._estimators.arguments import check_common
 from conjugp._estimators.classifier import GPClassifier
 from conjugp._estimators.rows import check_rows, check_training_data, names_of
-from conjugp._fit.options import number, one_of, whole
+from conjugp._fit.options import check_common, number, one_of, whole
 from conjugp._fit.plan import given_inducing, start_mean
 from conjugp._fit.starts import median_distance
 from conjugp._gp import inducing

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conjugp._fit.options import FitOptions, knobs_of
+from conjugp._fit.options import Checked, FitOptions, knobs_of
 from conjugp._inference.settings import Settings
 from conjugp._inputs.scales import Scaling
 from conjugp._rows.dataset import Data, Dataset, class_shares
-from conjugp.kernels import RBF, Kernel, get_kernel
+from conjugp.kernels import RBF, Kernel
 from conjugp.likelihoods import Likelihood, LogisticSoftmax
 from conjugp.likelihoods._base import MC
 
@@ -58,18 +58,9 @@ class Plan:
         return self.full_batch or bool(self.options.initial_variance)
 
 
-def make_plan(
-    clf: Any,
-    data: Dataset,
-    scaling: Scaling,
-    likelihood: Likelihood,
-    bound: str,
-    options: FitOptions,
-    seed: int,
-) -> Plan:
+def make_plan(clf: Any, data: Dataset, scaling: Scaling, checked: Checked, seed: int) -> Plan:
     """Settle every "auto" from N, C and D."""
-    kernel = get_kernel(clf.kernel)
-    n = data.n
+    (kernel, likelihood, bound, options), n = checked, data.n
     given = clf.inducing
     if not isinstance(given, str):
         given = given_inducing(given, data.like, scaling)
