@@ -58,7 +58,6 @@ from conjugp._rows.dataset import Dataset
 from conjugp._rows.group import ALONE, Group, current
 from conjugp._rows.on_disk import Store
 from conjugp._rows.sources import Batch, array_batches, batches
-from conjugp._rows.working import dataset, in_memory
 from conjugp.kernels import Kernel
 from conjugp.likelihoods import Likelihood
 
@@ -411,7 +410,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             start = warm.state if warm else None
 
             def prepared(dtype: torch.dtype, journal: Journal | None = None) -> tuple[Run, Dataset]:
-                data = dataset(rows, scaling, len(classes), dtype, device)
+                data = rows.working(scaling, len(classes), dtype, device)
                 if journal is None:
                     seed = group.same(self._seed())
                     journal = Journal(seed)
@@ -528,7 +527,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             double = self.dtype == "float64" or rows.n <= SMALL_ROWS
             dtype = stream.dtype or (torch.float64 if double else torch.float32)
             device = stream.device or check_device(self.device, rows.n)
-            data = in_memory(rows, inputs.scaling, len(known), dtype, device)
+            data = rows.in_memory(inputs.scaling, len(known), dtype, device)
             updated = stream.learn(
                 data,
                 start_mean(self.prior_mean, data, likelihood),

@@ -22,7 +22,6 @@ from conjugp._gp.predictor import EXACT, Integration, Predictor, entropy
 from conjugp._inputs.inputs import Inputs
 from conjugp._rows.canonical import Rows
 from conjugp._rows.dataset import Data
-from conjugp._rows.working import in_memory
 
 CHUNK_ELEMENTS = 2**20  # rows times classes at a time
 # Entropies below it are too small to be divided: the integrals have six or seven digits.
@@ -76,7 +75,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         if len(unseen):
             raise ValueError(f"y holds labels that were not in the fit: {unseen.tolist()}")
         rows = Rows(X_, np.searchsorted(self.classes_, y_), check_weight(sample_weight, X_))
-        return in_memory(rows, self._inputs.scaling, len(self.classes_), Z.dtype, Z.device)
+        return rows.in_memory(self._inputs.scaling, len(self.classes_), Z.dtype, Z.device)
 
     def _keep_face(self, predictor: Predictor, inputs: Inputs, classes: NDArray[Any]) -> None:
         """Set the fitted attributes that every classifier has, in the user's units."""

@@ -18,7 +18,7 @@ from conjugp._fit.run import Fitted, Run, estimated_elbo, saturated
 from conjugp._fit.starts import started
 from conjugp._gp.posterior import State
 from conjugp._gp.temperature import Calibration
-from conjugp._inputs.scales import Scaling
+from conjugp._inputs.inputs import Scaling
 from conjugp._rows.dataset import Dataset
 
 

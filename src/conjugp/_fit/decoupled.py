@@ -22,7 +22,7 @@ from conjugp._gp.covariance import NONE
 from conjugp._gp.posterior import State
 from conjugp._gp.temperature import PLAIN, Calibration
 from conjugp._inference.mean import Mean
-from conjugp._inputs.scales import Scaling
+from conjugp._inputs.inputs import Scaling
 from conjugp._rows.dataset import Dataset
 
 REFIT_ROWS = 20_000  # up to here the last fit to all rows starts afresh

@@ -17,7 +17,7 @@ from conjugp._fit.run import Fitted, Run, estimated_elbo
 from conjugp._fit.starts import origin_for
 from conjugp._gp.posterior import State
 from conjugp._gp.temperature import Calibration
-from conjugp._inputs.scales import Scaling
+from conjugp._inputs.inputs import Scaling
 from conjugp._rows.dataset import Dataset
 
 

@@ -26,7 +26,7 @@ from conjugp._fit.starts import (
     only_classes,
     origin_for,
 )
-from conjugp._inputs.scales import Scaling
+from conjugp._inputs.inputs import Scaling
 from conjugp._rows.dataset import Data, Dataset
 from conjugp.kernels import RBF, Kernel, Normalised
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from conjugp._fit.options import Checked, FitOptions, knobs_of
 from conjugp._inference.settings import Settings
-from conjugp._inputs.scales import Scaling
+from conjugp._inputs.inputs import Scaling
 from conjugp._rows.dataset import Data, Dataset, class_shares
 from conjugp.kernels import RBF, Kernel
 from conjugp.likelihoods import Likelihood, LogisticSoftmax

@@ -23,7 +23,7 @@ from conjugp._fit.starts import filled, largest_classes, only_classes, origin_fo
 from conjugp._fit.weights import fit_weights, latent_mean, start_mean
 from conjugp._gp.temperature import fit_temperature
 from conjugp._inference.settings import Progress, Settings
-from conjugp._inputs.scales import Scaling
+from conjugp._inputs.inputs import Scaling
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._persistence.journal import Journal
 from conjugp._rows.dataset import Data, Dataset

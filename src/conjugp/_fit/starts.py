@@ -13,7 +13,7 @@ from conjugp._fit.run import Run
 from conjugp._gp.features import basis, features
 from conjugp._gp.posterior import Posterior, State, initial_state, kl, moments, prior
 from conjugp._inference import svi
-from conjugp._inputs.scales import Scaling
+from conjugp._inputs.inputs import Scaling
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._rows.dataset import Data, Dataset
 from conjugp.kernels import Kernel, Normalised
