@@ -91,7 +91,7 @@ def test_the_same_as_fit(name, from_disk, monkeypatch):
 
 
 def test_in_memory_if_they_are_few(monkeypatch):
-    monkeypatch.setattr("conjugp._rows.working.OnDisk", lambda *_: pytest.fail("on disk"))
+    monkeypatch.setattr("conjugp._rows.on_disk.OnDisk", lambda *_: pytest.fail("on disk"))
     expected = minibatch(max_epochs=2).fit(X, Y)
     same(minibatch(max_epochs=2).fit_stream(iter(batches(X, Y))), expected)
 
@@ -119,7 +119,7 @@ def test_a_memmap_stays_on_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "MEMORY_BYTES", 0)
     monkeypatch.setattr("conjugp._rows.sources._BATCH", 50)
     seen = []
-    monkeypatch.setattr("conjugp._rows.working.OnDisk", lambda *a: seen.append(1) or OnDisk(*a))
+    monkeypatch.setattr("conjugp._rows.on_disk.OnDisk", lambda *a: seen.append(1) or OnDisk(*a))
     mapped = np.memmap(tmp_path / "X", X.dtype, "w+", shape=X.shape)
     mapped[:] = X
     same(minibatch(max_epochs=1).fit(mapped, Y), minibatch(max_epochs=1).fit(X, Y))

@@ -17,7 +17,7 @@ import conjugp
 from conjugp import FitOptions, GPClassifier
 from conjugp._estimators import classifier
 from conjugp._fit import search
-from conjugp._fit.run import Run
+from conjugp._fit.plan import Run
 from conjugp._inference import svi
 from conjugp._inference.settings import Knobs
 from faces import decoupled, fixed, minibatch, toy

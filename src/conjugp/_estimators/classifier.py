@@ -33,7 +33,7 @@ from conjugp._estimators.rows import (
     names_of,
     unchanged_on_error,
 )
-from conjugp._fit.fit import fit, salvage
+from conjugp._fit.fit import Fitted, fit, salvage
 from conjugp._fit.options import (
     SMALL_ROWS,
     Checked,
@@ -43,8 +43,7 @@ from conjugp._fit.options import (
     seed_of,
 )
 from conjugp._fit.partial import Stream
-from conjugp._fit.plan import COUPLED_INDUCING, make_plan, start_mean
-from conjugp._fit.run import Fitted, Run
+from conjugp._fit.plan import COUPLED_INDUCING, Run, make_plan, start_mean
 from conjugp._gp.predictor import Integration, Predictor
 from conjugp._gp.temperature import Calibration
 from conjugp._inference.settings import Progress

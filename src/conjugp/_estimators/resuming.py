@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from conjugp._fit.fit import Fitted
 from conjugp._fit.options import FitOptions
-from conjugp._fit.run import Fitted
 from conjugp._persistence.checkpoint import FIT, Checkpoint
 from conjugp._persistence.codec import classes_of
 from conjugp._persistence.fingerprint import data_fingerprint, fingerprint

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from conjugp._fit.learn import model_of, trained
 from conjugp._fit.mean import fitted_mean, mean_settings
-from conjugp._fit.plan import Plan
-from conjugp._fit.points import placed
-from conjugp._fit.run import Run
+from conjugp._fit.plan import Plan, Run
+from conjugp._fit.starts import placed
 from conjugp._fit.weights import kernel_rows, start_mean
 from conjugp._gp.posterior import State, prior
 from conjugp._gp.temperature import (

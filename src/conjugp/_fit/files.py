@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from conjugp._fit.fit import Fitted
 from conjugp._fit.partial import Stream
-from conjugp._fit.run import Fitted
 from conjugp._gp.files import model_parts, read_model, read_state, state_parts
 from conjugp._gp.model import Model
 from conjugp._persistence.parts import Parts

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from conjugp._fit.joint import learn_kernel
-from conjugp._fit.plan import Plan
-from conjugp._fit.run import Good, Run
+from conjugp._fit.plan import Good, Plan, Run
 from conjugp._fit.weights import KernelRows, assemble, fit_weights, kernel_rows, start_mean
 from conjugp._gp.model import Model
 from conjugp._gp.posterior import State, prior

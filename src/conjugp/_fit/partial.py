@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from conjugp._fit.fit import Fitted
 from conjugp._fit.options import FitOptions, knobs_of
-from conjugp._fit.run import Fitted
 from conjugp._fit.starts import filled
 from conjugp._gp import inducing
 from conjugp._gp.features import basis, features
