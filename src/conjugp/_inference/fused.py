@@ -23,8 +23,8 @@ from conjugp._inference.steps import MinibatchStep, ReadableStep, Sizes
 from conjugp._numerics.linalg import FIRST_JITTER, inverse_factors
 from conjugp._rows.group import ALONE
 from conjugp.kernels import Kernel
-from conjugp.kernels._distances import MOST_SQUARE
 from conjugp.kernels._parameters import LOG_BOUND
+from conjugp.kernels._stationary import MOST_SQUARE
 from conjugp.likelihoods._base import Likelihood
 from conjugp.likelihoods._logistic_softmax import LogisticSoftmax
 

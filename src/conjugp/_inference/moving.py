@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -66,8 +67,13 @@ class Moving:
         self.leaves = Leaves(s.theta, s.Z, s.mean)
         for leaf, moves in zip(self.leaves, self.learned, strict=True):
             leaf.requires_grad_(moves)
+        self.__dict__.pop("adam", None)
+
+    @cached_property
+    def adam(self) -> Adam:
+        """The optimiser of the hyperparameters."""
         # Short second-moment memory: a fit takes hundreds of steps, not tens of thousands.
-        self.adam = Adam(list(self.values), self.settings.momentum, beta2=0.99)
+        return Adam(list(self.values), self.settings.momentum, beta2=0.99)
 
     @property
     def values(self) -> Leaves:
