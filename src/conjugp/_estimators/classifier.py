@@ -21,12 +21,12 @@ from conjugp._estimators.agreement import (
     check_distributed,
     check_parameters_agree,
     check_shards,
+    open_journal,
 )
 from conjugp._estimators.model_file import Saveable
 from conjugp._estimators.predicting import ProbabilisticClassifier, without_interrupts
 from conjugp._estimators.progress import ProgressBar
 from conjugp._estimators.reading import MEMORY_BYTES, read
-from conjugp._estimators.resuming import open_journal
 from conjugp._estimators.rows import (
     check_training_data,
     check_weight,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from conjugp._gp.covariance import NONE, Covariance, Point, covariance, quadratic
-from conjugp._gp.features import Basis, basis
+from conjugp._gp.features import Basis, basis, unexplained
 from conjugp._gp.model import Model
 from conjugp._inference.classes import near_classes
 from conjugp._inference.mean import Mean, MeanData, fit_mean
@@ -153,7 +153,7 @@ def assemble(
     A = torch.cat([L_inv[0] @ kernel(b.Z[:M_v], x) for x in part.X.split(4096)], dim=1)
     m = latent_mean(kernel, b, mean, part.X)
     prior = kernel.diag(part.X)
-    residual = torch.maximum(prior - A.square().sum(0), 1e-6 * prior)
+    residual = unexplained(prior, A.square().sum(0))
     S: Covariance | None = None
     v = torch.zeros_like(m)
     # Precisions depend on v and v on precisions: two rounds from v = 0 settle it.

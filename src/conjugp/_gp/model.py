@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from conjugp._gp.covariance import NONE, Covariance, Full, kl, quadratic, root
-from conjugp._gp.features import basis
+from conjugp._gp.covariance import NONE, Covariance, Full, kl, quadratic
+from conjugp._gp.features import basis, unexplained
 from conjugp._gp.posterior import State, moments
 from conjugp._gp.prediction import predict_proba
 from conjugp._gp.predictor import EXACT, Integration, Predictive, Predictor, entropy
@@ -105,8 +105,7 @@ class Model(Predictor):
             return m, m.new_zeros(len(X), 1)
         A = self._features(K)
         prior = torch.stack([k.diag(X) for k in self.kernels])
-        residual = torch.maximum(prior - A.square().sum(1), 1e-6 * prior)
-        v = (residual + quadratic(self.S, A)).T
+        v = (unexplained(prior, A.square().sum(1)) + quadratic(self.S, A)).T
         return m, v
 
     def _features(self, K: Tensor) -> Tensor:
@@ -126,7 +125,7 @@ class Model(Predictor):
         ).to(X)
         for c in range(self.n_classes):
             k = c % len(self.kernels)
-            Ac, W = A[k], root(self.S, A, c)
+            Ac, W = A[k], self.S.root(A, c)
             cov = self.kernels[k](X, X) - Ac.T @ Ac + W.T @ W
             draws.append(
                 (K[k] @ self.alpha[c] + self.mean[c]).unsqueeze(1) + root_of(cov) @ noise[c]
