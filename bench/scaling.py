@@ -87,10 +87,9 @@ def seconds_of_step(group: Any, steps: int = STEPS, **shape: int) -> dict[str, f
 
     from conjugp._gp.posterior import initial_state, moments
     from conjugp._inference import svi
-    from conjugp._inference.batches import Batch
     from conjugp._inference.moving import Moving, evaluated
     from conjugp._inference.settings import Settings
-    from conjugp._inference.steps import ReadableStep, Sizes
+    from conjugp._inference.steps import Batch, ReadableStep, Sizes
     from conjugp._rows.dataset import Data
     from conjugp._rows.group import ALONE
     from conjugp._rows.on_ranks import OnRanks

@@ -25,7 +25,7 @@ from conjugp._estimators.progress import ProgressBar
 from conjugp._fit import fit as coupled_module
 from conjugp._fit import kernel as kernel_module
 from conjugp._fit import learn as learn_module
-from conjugp._fit import mean as mean_module
+from conjugp._fit import weights as mean_module
 from conjugp._fit.calibrate import unseen
 from conjugp._fit.fit import estimated_elbo
 from conjugp._fit.learn import kernel_rate

@@ -134,7 +134,7 @@ def test_precisions_and_covariances(data, family):
     ("bound", "family"), [*((bound, "shared") for bound in BOUNDS), ("tight", "diagonal")]
 )
 def test_learning_raises_the_elbo(bound, family, monkeypatch):
-    monkeypatch.setattr("conjugp._fit.mean.JOINT_STEPS", 100)
+    monkeypatch.setattr("conjugp._fit.weights.JOINT_STEPS", 100)
     X = np.random.default_rng(1).standard_normal((400, 3))
     y = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0)
 

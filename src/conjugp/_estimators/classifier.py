@@ -27,12 +27,7 @@ from conjugp._estimators.model_file import Saveable
 from conjugp._estimators.predicting import ProbabilisticClassifier, without_interrupts
 from conjugp._estimators.progress import ProgressBar
 from conjugp._estimators.reading import MEMORY_BYTES, read
-from conjugp._estimators.rows import (
-    check_training_data,
-    check_weight,
-    names_of,
-    unchanged_on_error,
-)
+from conjugp._estimators.rows import check_training_data, check_weight, names_of, unchanged_on_error
 from conjugp._fit.fit import Fitted, fit, salvage
 from conjugp._fit.options import (
     SMALL_ROWS,

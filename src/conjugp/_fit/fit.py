@@ -23,16 +23,17 @@ from conjugp._fit.learn import (
     share_kept,
     with_its_likelihood,
 )
-from conjugp._fit.mean import (
+from conjugp._fit.plan import Run
+from conjugp._fit.starts import filled, origin_for, placed, started
+from conjugp._fit.weights import (
     jointly_learned,
+    kernel_rows,
     mean_epochs,
     mean_settings,
+    start_mean,
     trained_mean,
     without_posterior,
 )
-from conjugp._fit.plan import Run
-from conjugp._fit.starts import filled, origin_for, placed, started
-from conjugp._fit.weights import kernel_rows, start_mean
 from conjugp._gp.covariance import NONE
 from conjugp._gp.model import Model
 from conjugp._gp.posterior import State

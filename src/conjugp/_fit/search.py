@@ -15,10 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from conjugp._fit.mean import mean_settings
 from conjugp._fit.plan import Run, mean_of
 from conjugp._fit.starts import class_centres, filled, largest_classes, only_classes, origin_for
-from conjugp._fit.weights import fit_weights, latent_mean, start_mean
+from conjugp._fit.weights import fit_weights, latent_mean, mean_settings, start_mean
 from conjugp._gp.temperature import fit_temperature
 from conjugp._inference.settings import Progress, Settings
 from conjugp._inputs.inputs import Scaling

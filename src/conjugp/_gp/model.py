@@ -156,13 +156,5 @@ def coupled(state: State, likelihood: Likelihood, bound: str, jitter: float | No
     q = moments(state.q)
     alpha = (b.L_inv.mT @ q.w.unsqueeze(-1)).squeeze(-1)
     return Model(
-        likelihood,
-        bound,
-        kernels,
-        b.Z,
-        q.w,
-        alpha,
-        state.mean.detach().clone(),
-        b.L_inv,
-        Full(q.R),
+        likelihood, bound, kernels, b.Z, q.w, alpha, state.mean.detach().clone(), b.L_inv, Full(q.R)
     )

@@ -205,8 +205,11 @@ def evaluated(
     gradients: bool,
     rough: bool | None = None,
     batch: bool = True,
+    known: Features | None = None,
 ) -> svi.Statistics:
     """Statistics of some rows; adds their share of the gradients to the leaves.
+
+    Their features are computed where they are not `known`.
 
     `rough`: whether five digits of E[log p] do; the settings say so where it is None. `batch`:
     whether the step to come is one that nobody takes back (S2).
@@ -215,7 +218,7 @@ def evaluated(
         return nothing(moving.state.q)
     cfg, mean = moving.settings, moving.state.mean.detach()
     rough = cfg.rough if rough is None else rough
-    _, f = moving.features(part.X, gradients)
+    f = moving.features(part.X, gradients)[1] if known is None else known
     args = q, cfg.likelihood, cfg.bound, bare(f), part.y, mean, part.weight, gradients
     stats, grads = svi.evaluate(*args, rough=rough, batch=batch)
     if grads is not None:
