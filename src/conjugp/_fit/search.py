@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -73,14 +74,6 @@ class Judge:
         args = kernel, a, b, mean_of(p, self.train), M, how, p.seed, journal
         return journal.stage("candidate", lambda: held_out_loss(*args))
 
-    def loss(self, kernel: Kernel) -> float:
-        """That of a proper look."""
-        return self.look(kernel, PROPER)
-
-    def glance(self, kernel: Kernel) -> float:
-        """The same from fewer epochs."""
-        return self.look(kernel, GLANCE)
-
     def report(self, c: Candidate) -> None:
         """Tell who listens."""
         value = -c.loss * self.held.total
@@ -98,8 +91,9 @@ def best_kernel(
     """The kernel that predicts held-out rows best."""
     p, D, kept = run.plan, train.X.shape[1], largest_classes(train, SEARCH_CLASSES)
     judge = Judge(run, only_classes(train, kept), only_classes(held, kept), scaling)
-    loss, report = judge.loss, judge.report
-    best = search(starts, FACTORS, FIRST_FACTORS, loss, D, report, judge.glance)
+    loss, glance = (partial(judge.look, look=look) for look in (PROPER, GLANCE))
+    report = judge.report
+    best = search(starts, FACTORS, FIRST_FACTORS, loss, D, report, glance)
     if not math.isfinite(best.loss):
         return filled(p.template, everything, p.options.mean_variance)
     if p.kernel is None:
