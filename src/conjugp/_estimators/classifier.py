@@ -519,8 +519,10 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                         stacklevel=2,
                     )
             double = self.dtype == "float64" or rows.n <= SMALL_ROWS
-            dtype = stream.dtype or (torch.float64 if double else torch.float32)
-            device = stream.device or check_device(self.device, rows.n)
+            dtype = torch.float64 if double else torch.float32
+            device = check_device(self.device, rows.n)
+            if stream.state is not None:  # the first batch has settled both
+                dtype, device = stream.state.Z.dtype, stream.state.Z.device
             data = rows.in_memory(inputs.scaling, len(known), dtype, device)
             updated = stream.learn(
                 data,

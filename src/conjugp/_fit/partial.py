@@ -58,16 +58,6 @@ class Stream:
         self.limit = max(self.limit, len(state.Z))
         return True
 
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """Working precision, settled by the first batch."""
-        return None if self.state is None else self.state.Z.dtype
-
-    @property
-    def device(self) -> torch.device | None:
-        """Where the state is."""
-        return None if self.state is None else self.state.Z.device
-
     def learn(
         self,
         data: Data,

@@ -31,9 +31,9 @@ class Covariance(ABC):
         """Of R, for C classes on M inducing points."""
 
     @staticmethod
-    @abstractmethod
     def rows(theta: Tensor) -> Tensor:
         """Site precisions of the matrices there are, (C or 1, B), from those of all (B, C)."""
+        return theta.T
 
     @classmethod
     def precision(cls, A: Tensor, theta: Tensor) -> Tensor:
@@ -89,10 +89,6 @@ class Full(Covariance):
     def shape(n_classes: int, n_inducing: int) -> tuple[int, ...]:
         return n_classes, n_inducing, n_inducing
 
-    @staticmethod
-    def rows(theta: Tensor) -> Tensor:
-        return theta.T
-
 
 @in_checkpoints
 class Shared(Covariance):
@@ -118,10 +114,6 @@ class Diagonal(Covariance):
     @staticmethod
     def shape(n_classes: int, n_inducing: int) -> tuple[int, ...]:
         return n_classes, n_inducing
-
-    @staticmethod
-    def rows(theta: Tensor) -> Tensor:
-        return theta.T
 
     @classmethod
     def precision(cls, A: Tensor, theta: Tensor) -> Tensor:
