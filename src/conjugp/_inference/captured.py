@@ -1,4 +1,4 @@
-"""Work on a GPU recorded as a graph; so is the step of `mean.Step`, one for each size of batch.
+"""Work on a GPU recorded as a graph, and the step of `mean.Step` so: one for each size of batch.
 
 What differs from step to step is copied to where the graph reads it; the numbers are the same.
 """
