@@ -21,14 +21,13 @@ from record import add_output, context, keep
 from step import data
 from torch.profiler import ProfilerActivity, profile
 
-from conjugp._gp.state import State, initial_state
-from conjugp._inference.batches import Batch, Batches
+from conjugp._gp.posterior import State, initial_state
 from conjugp._inference.fused import ClosedFormStep
 from conjugp._inference.minibatch import ROUND
 from conjugp._inference.moving import Moving
 from conjugp._inference.rounds import RoundsOfSteps
 from conjugp._inference.settings import Result, Settings
-from conjugp._inference.steps import ReadableStep, Sizes
+from conjugp._inference.steps import Batch, Batches, ReadableStep, Sizes
 from conjugp._inference.train import train
 from conjugp._numerics import expectations as numerics
 from conjugp._rows.dataset import Data

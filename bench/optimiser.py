@@ -23,7 +23,7 @@ from record import add_output, context, keep, scores
 
 from conjugp import FitOptions, GPClassifier
 from conjugp._fit import learn, starts
-from conjugp._gp.state import State
+from conjugp._gp.posterior import State
 from conjugp._inference.settings import Settings
 from conjugp.kernels import RBF, Kernel
 

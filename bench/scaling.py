@@ -85,13 +85,11 @@ def seconds_of_step(group: Any, steps: int = STEPS, **shape: int) -> dict[str, f
     """Seconds of one minibatch step on B rows of all ranks together, and of its parts."""
     import torch
 
-    from conjugp._gp.posterior import moments
-    from conjugp._gp.state import initial_state
+    from conjugp._gp.posterior import initial_state, moments
     from conjugp._inference import svi
-    from conjugp._inference.batches import Batch
     from conjugp._inference.moving import Moving, evaluated
     from conjugp._inference.settings import Settings
-    from conjugp._inference.steps import ReadableStep, Sizes
+    from conjugp._inference.steps import Batch, ReadableStep, Sizes
     from conjugp._rows.dataset import Data
     from conjugp._rows.group import ALONE
     from conjugp._rows.on_ranks import OnRanks

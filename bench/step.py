@@ -20,12 +20,11 @@ import torch
 from record import add_output, context, keep
 from torch import Tensor
 
-from conjugp._gp.state import initial_state
-from conjugp._inference.batches import Batch
+from conjugp._gp.posterior import initial_state
 from conjugp._inference.fused import ClosedFormStep
 from conjugp._inference.moving import Moving
 from conjugp._inference.settings import Settings
-from conjugp._inference.steps import ReadableStep, Sizes
+from conjugp._inference.steps import Batch, ReadableStep, Sizes
 from conjugp._numerics.threads import shared
 from conjugp._rows.dataset import Data
 from conjugp.kernels import RBF

@@ -12,8 +12,7 @@ from conjugp._gp.covariance import family as family_of
 from conjugp._gp.features import basis
 from conjugp._gp.model import Model
 from conjugp._gp.temperature import Calibration
-from conjugp._inputs.inputs import Inputs
-from conjugp._inputs.scales import Scaling
+from conjugp._inputs.inputs import Inputs, Scaling
 from conjugp.kernels import RBF
 from conjugp.likelihoods import LogisticSoftmax
 

@@ -11,14 +11,12 @@ from scipy.special import digamma
 from torch import Tensor
 
 from conjugp._gp.features import basis, features
-from conjugp._gp.posterior import Posterior, kl, moments
-from conjugp._gp.state import State, initial_state
+from conjugp._gp.posterior import Posterior, State, initial_state, kl, moments
 from conjugp._inference import svi
-from conjugp._inference.batches import Batch
 from conjugp._inference.full_batch import Sweep
 from conjugp._inference.moving import Moving
 from conjugp._inference.settings import Result, Settings
-from conjugp._inference.steps import MinibatchStep, Sizes
+from conjugp._inference.steps import Batch, MinibatchStep, Sizes
 from conjugp._inference.train import train
 from conjugp._rows.dataset import Data
 from conjugp.kernels import Kernel

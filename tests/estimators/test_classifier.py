@@ -31,7 +31,7 @@ from sklearn.preprocessing import StandardScaler
 
 from conftest import KERNEL_CASES
 from conjugp import FitOptions, GPClassifier, load
-from conjugp._estimators.predicting import seed_of
+from conjugp._fit.options import seed_of
 from conjugp._gp.inducing import kmeans
 from conjugp._gp.prediction import apply_temperature
 from conjugp._rows.canonical import ordered

@@ -82,7 +82,7 @@ def test_the_same_as_fit(name, from_disk, monkeypatch):
 
     monkeypatch.setattr("conjugp._rows.dataset._SCAN", 25)
     # Every row is in the sample, the rare ones of all classes last.
-    monkeypatch.setattr("conjugp._rows.hold_out.SAMPLE_ROWS", 120)
+    monkeypatch.setattr("conjugp._rows.dataset.SAMPLE_ROWS", 120)
     by_class = np.argsort(Y)
     weight = np.linspace(0.5, 2, len(Y))
     expected = clf().fit(X, Y, weight)
@@ -91,7 +91,7 @@ def test_the_same_as_fit(name, from_disk, monkeypatch):
 
 
 def test_in_memory_if_they_are_few(monkeypatch):
-    monkeypatch.setattr("conjugp._rows.working.OnDisk", lambda *_: pytest.fail("on disk"))
+    monkeypatch.setattr("conjugp._rows.on_disk.OnDisk", lambda *_: pytest.fail("on disk"))
     expected = minibatch(max_epochs=2).fit(X, Y)
     same(minibatch(max_epochs=2).fit_stream(iter(batches(X, Y))), expected)
 
@@ -119,7 +119,7 @@ def test_a_memmap_stays_on_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "MEMORY_BYTES", 0)
     monkeypatch.setattr("conjugp._rows.sources._BATCH", 50)
     seen = []
-    monkeypatch.setattr("conjugp._rows.working.OnDisk", lambda *a: seen.append(1) or OnDisk(*a))
+    monkeypatch.setattr("conjugp._rows.on_disk.OnDisk", lambda *a: seen.append(1) or OnDisk(*a))
     mapped = np.memmap(tmp_path / "X", X.dtype, "w+", shape=X.shape)
     mapped[:] = X
     same(minibatch(max_epochs=1).fit(mapped, Y), minibatch(max_epochs=1).fit(X, Y))
@@ -352,9 +352,9 @@ import resource, sys
 import numpy as np, torch
 from conjugp import GPClassifier
 from conjugp._estimators import reading
-from conjugp._rows import hold_out, on_disk
+from conjugp._rows import dataset, on_disk
 torch.set_num_threads(1)
-reading.MEMORY_BYTES, hold_out.SAMPLE_ROWS, on_disk._KEPT_BYTES = 0, 10_000, 2**20
+reading.MEMORY_BYTES, dataset.SAMPLE_ROWS, on_disk._KEPT_BYTES = 0, 10_000, 2**20
 def rows(n):
     rng = np.random.default_rng(0)
     for _ in range(n):

@@ -33,8 +33,8 @@ from test_bad_input import BAD_DATA
 import conjugp
 from conjugp import GibbsGPClassifier, GPClassifier
 from conjugp._estimators import gibbs_classifier as gibbs
-from conjugp._estimators.predicting import seed_of
 from conjugp._estimators.problem import problem_of
+from conjugp._fit.options import seed_of
 from conjugp._persistence.files import FileFormatError, read
 from conjugp._sampler import costs
 from conjugp._sampler import parallel as chains

@@ -22,20 +22,19 @@ from sklearn.exceptions import ConvergenceWarning
 import conjugp
 from conjugp import FitOptions, GPClassifier
 from conjugp._estimators.progress import ProgressBar
-from conjugp._fit import coupled as coupled_module
+from conjugp._fit import fit as coupled_module
 from conjugp._fit import kernel as kernel_module
 from conjugp._fit import learn as learn_module
-from conjugp._fit import mean as mean_module
+from conjugp._fit import weights as mean_module
 from conjugp._fit.calibrate import unseen
+from conjugp._fit.fit import estimated_elbo
 from conjugp._fit.learn import kernel_rate
 from conjugp._fit.plan import start_mean
-from conjugp._fit.run import estimated_elbo
 from conjugp._fit.starts import largest_classes, only_classes
 from conjugp._fit.weights import cache_bytes
 from conjugp._gp.features import basis, features
 from conjugp._gp.model import Model, coupled
-from conjugp._gp.posterior import Posterior, marginals, moments
-from conjugp._gp.state import initial_state
+from conjugp._gp.posterior import Posterior, initial_state, marginals, moments
 from conjugp._gp.temperature import MORE, SCALES, VARIANCE_SCALES, fit_calibration
 from conjugp._inference.settings import Progress
 from conjugp._inference.svi import clamp
@@ -140,7 +139,7 @@ def test_an_elbo_from_a_sample(monkeypatch):
     data = Data(torch.tensor(X), torch.tensor(y), torch.ones(60, dtype=torch.float64), 3)
     full = model.elbo(data)
     assert estimated_elbo(model, data) == pytest.approx(full, rel=1e-12)
-    monkeypatch.setattr("conjugp._fit.run.ELBO_ROWS", 30)
+    monkeypatch.setattr("conjugp._fit.fit.ELBO_ROWS", 30)
     expected = 2 * (model.elbo(data.rows(0, 30)) + model.kl()) - model.kl()
     assert estimated_elbo(model, data) == pytest.approx(expected, rel=1e-12)
 

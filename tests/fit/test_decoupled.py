@@ -22,7 +22,7 @@ from conjugp._fit.weights import (
 from conjugp._gp.covariance import FAMILIES, covariance, quadratic
 from conjugp._gp.features import basis
 from conjugp._gp.model import Model, coupled
-from conjugp._gp.state import initial_state
+from conjugp._gp.posterior import initial_state
 from conjugp._inference import captured
 from conjugp._inference.mean import Mean, MeanData, Step, fit_mean
 from conjugp._inference.settings import Settings

@@ -12,7 +12,7 @@ import torch
 from conjugp import FitOptions, GPClassifier
 from conjugp._fit.joint import Joint, learn_kernel
 from conjugp._fit.weights import assemble
-from conjugp._gp.covariance import from_precision, to_precision
+from conjugp._gp.covariance import family as covariance_family
 from conjugp._gp.features import basis
 from conjugp._gp.model import Model
 from conjugp._inference.mean import Mean
@@ -118,7 +118,7 @@ def test_the_covariance_stays_at_its_optimum(data, family):
         "tight",
     )
     # assemble takes two rounds of the fixed point that steps follow to its end.
-    torch.testing.assert_close(joint.P, to_precision(again.S), rtol=0.05, atol=0.05)
+    torch.testing.assert_close(joint.P, again.S.to_precision(), rtol=0.05, atol=0.05)
     m = replace(q, S=joint.S).elbo(data)
     assert m >= q.elbo(data)
 
@@ -126,7 +126,7 @@ def test_the_covariance_stays_at_its_optimum(data, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_precisions_and_covariances(data, family):
     S = model(data, family, "tight").S
-    back = from_precision(family, to_precision(S))
+    back = covariance_family(family).from_precision(S.to_precision())
     torch.testing.assert_close(back.R, S.R, rtol=1e-10, atol=1e-12)
 
 
@@ -134,7 +134,7 @@ def test_precisions_and_covariances(data, family):
     ("bound", "family"), [*((bound, "shared") for bound in BOUNDS), ("tight", "diagonal")]
 )
 def test_learning_raises_the_elbo(bound, family, monkeypatch):
-    monkeypatch.setattr("conjugp._fit.mean.JOINT_STEPS", 100)
+    monkeypatch.setattr("conjugp._fit.weights.JOINT_STEPS", 100)
     X = np.random.default_rng(1).standard_normal((400, 3))
     y = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0)
 

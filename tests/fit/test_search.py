@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from conjugp._fit.points import class_centres
 from conjugp._fit.search import TIE, Candidate, held_out_loss, rescaled, search
+from conjugp._fit.starts import class_centres
 from conjugp._gp.inducing import by_class
 from conjugp._inference.settings import Settings
 from conjugp._rows.dataset import Data

@@ -19,7 +19,7 @@ from conjugp._fit.starts import (
     lengthscales,
     median_distance,
 )
-from conjugp._gp.state import initial_state
+from conjugp._gp.posterior import initial_state
 from conjugp._inference.fused import ClosedFormStep
 from conjugp._inference.settings import Settings
 from conjugp._inference.train import train

@@ -201,7 +201,7 @@ def test_a_kernel_that_cannot_be_learned_jointly_stays(monkeypatch):
     def fails(*_):
         raise FloatingPointError
 
-    monkeypatch.setattr("conjugp._fit.mean.learn_kernel", fails)
+    monkeypatch.setattr("conjugp._fit.weights.learn_kernel", fails)
     options = FitOptions(mean_training="elbo", search=False)
     clf = decoupled(learn_hyperparameters=True, options=options).fit(X, y)
     np.testing.assert_allclose(clf.kernel_.theta, RBF([1.5, 1.5], 10.0).theta, rtol=1e-9)

@@ -14,7 +14,6 @@ from conjugp._gp.covariance import (
     covariance,
     kl,
     quadratic,
-    root,
 )
 from conjugp._gp.covariance import (
     family as family_of,
@@ -67,7 +66,7 @@ def test_quadratic_root_and_kl_are_dense_algebra(family, A, theta):
     found = quadratic(S, A.unsqueeze(0)).expand(C, B)
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
     for c in range(C):
-        W = root(S, A.unsqueeze(0), c)
+        W = S.root(A.unsqueeze(0), c)
         torch.testing.assert_close(W.T @ W, A.T @ full[c] @ A, rtol=1e-11, atol=1e-13)
     zero = torch.zeros(C, M, dtype=A.dtype)
     standard = MultivariateNormal(zero[0], torch.eye(M, dtype=A.dtype))
@@ -88,7 +87,7 @@ def test_every_family_keeps_the_contract(name, A, theta):
 def test_a_point_has_no_variance(A):
     S = family_of(NONE)(A.new_zeros(1, 0, 0))
     assert quadratic(S, A[None, :0]).tolist() == [[0.0] * B] and float(kl(S, C)) == 0.0
-    assert root(S, A[None, :0], 1).shape == (0, B)
+    assert S.root(A[None, :0], 1).shape == (0, B)
 
 
 def test_families_that_are_none():
@@ -106,7 +105,7 @@ def test_kernels_of_their_own(family, theta):
     expected = torch.einsum("cmb,cmn,cnb->cb", A, dense(S), A)
     torch.testing.assert_close(quadratic(S, A), expected, rtol=1e-11, atol=1e-13)
     for c in range(C):
-        W = root(S, A, c)
+        W = S.root(A, c)
         torch.testing.assert_close(W.T @ W, A[c].T @ dense(S)[c] @ A[c], rtol=1e-11, atol=1e-13)
 
 

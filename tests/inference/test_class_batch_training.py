@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from conjugp._gp.model import coupled
-from conjugp._gp.state import initial_state
-from conjugp._inference.batches import Batch
+from conjugp._gp.posterior import initial_state
 from conjugp._inference.class_step import SampledClassesStep
 from conjugp._inference.moving import Moving
 from conjugp._inference.settings import Result, Settings
-from conjugp._inference.steps import ReadableStep, Sizes
+from conjugp._inference.steps import Batch, ReadableStep, Sizes
 from conjugp._inference.train import train
 from conjugp._rows.dataset import Data
 from conjugp.kernels import RBF

@@ -20,8 +20,7 @@ from torch import Tensor
 from conjugp import GPClassifier
 from conjugp._gp.features import Features, basis, features
 from conjugp._gp.model import coupled
-from conjugp._gp.posterior import Posterior, marginals, moments
-from conjugp._gp.state import State, initial_state
+from conjugp._gp.posterior import Posterior, State, initial_state, marginals, moments
 from conjugp._inference import ep, svi
 from conjugp._inference.ep_steps import AveragedStep, SiteSweep, settle
 from conjugp._inference.moving import Loop, Moving

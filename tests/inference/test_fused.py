@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from conjugp._gp.posterior import Posterior, kl, moments
-from conjugp._gp.state import initial_state
+from conjugp._gp.posterior import Posterior, initial_state, kl, moments
 from conjugp._inference import minibatch
-from conjugp._inference.batches import Batches
 from conjugp._inference.fused import ClosedForm, ClosedFormStep, applies
 from conjugp._inference.moving import Learned, Leaves, Loop, Moving
 from conjugp._inference.rounds import Rounds, RoundsOfSteps
 from conjugp._inference.settings import Result, Settings
-from conjugp._inference.steps import MinibatchStep, ReadableStep, Sizes
+from conjugp._inference.steps import Batches, MinibatchStep, ReadableStep, Sizes
 from conjugp._inference.train import train
 from conjugp._rows.dataset import Data
 from conjugp.kernels import RBF, Kernel, Linear, Matern12, Matern32, Matern52, RationalQuadratic

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from conjugp._gp.features import basis, features
-from conjugp._gp.posterior import Posterior, class_kl, kl, marginals, moments, prior
-from conjugp._gp.state import initial_state
+from conjugp._gp.posterior import Posterior, class_kl, initial_state, kl, marginals, moments, prior
 from conjugp._inference import steps, svi
 from conjugp._inference.moving import Moving
 from conjugp._inference.settings import Settings

@@ -14,15 +14,13 @@ from scipy.optimize import minimize
 
 from conjugp._gp.features import basis, features
 from conjugp._gp.model import coupled
-from conjugp._gp.posterior import Moments, kl, marginals
-from conjugp._gp.state import initial_state
+from conjugp._gp.posterior import Moments, initial_state, kl, marginals
 from conjugp._inference import full_batch, steps
-from conjugp._inference.batches import Batches
 from conjugp._inference.fused import ClosedFormStep
 from conjugp._inference.moving import Moving
 from conjugp._inference.rounds import RoundsOfSteps
 from conjugp._inference.settings import Settings
-from conjugp._inference.steps import ReadableStep
+from conjugp._inference.steps import Batches, ReadableStep
 from conjugp._inference.train import train
 from conjugp._rows.dataset import Data
 from conjugp.kernels import RBF

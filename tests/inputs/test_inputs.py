@@ -8,8 +8,7 @@ import torch
 
 from conjugp import GPClassifier
 from conjugp._inputs import inputs as module
-from conjugp._inputs.inputs import Inputs
-from conjugp._inputs.scales import Scaling
+from conjugp._inputs.inputs import Inputs, Scaling
 from conjugp._persistence.parts import Parts
 from conjugp._rows.canonical import Rows
 from conjugp.kernels import RBF, Linear

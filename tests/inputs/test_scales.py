@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conjugp import GPClassifier
-from conjugp._inputs.scales import Scaling, fit_scaling
+from conjugp._inputs.inputs import Scaling, fit_scaling
 from conjugp._numerics import threads
 from conjugp._rows.canonical import Rows, ordered
 from conjugp.kernels import RBF, Linear, Matern32
@@ -105,7 +105,7 @@ def test_many_blocks_and_threads(monkeypatch, dtype, offset):
     """The moments of all rows, the same bits for any number of threads and any layout of X."""
     monkeypatch.setattr(threads, "BLOCK", 64)
     monkeypatch.setattr("conjugp._rows.canonical._HASHED", 32)
-    monkeypatch.setattr("conjugp._inputs.scales._ROUND", 14)
+    monkeypatch.setattr("conjugp._inputs.inputs._ROUND", 14)
     rng = np.random.default_rng(0)
     A = (rng.standard_normal((500, 3)) * [1.0, 0.01, 30.0] + offset).astype(dtype)
     A[:, 1] = A[0, 1]

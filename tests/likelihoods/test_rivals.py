@@ -87,7 +87,7 @@ def test_decoupled(name, covariance):
 @pytest.mark.parametrize("mean_training", ["map", "elbo"])
 def test_decoupled_from_start_to_end(mean_training, monkeypatch):
     """The search for a kernel, the mean on its own points, the temperature, with the softmax."""
-    monkeypatch.setattr("conjugp._fit.mean.JOINT_STEPS", 20)
+    monkeypatch.setattr("conjugp._fit.weights.JOINT_STEPS", 20)
     X, y = toy(400, 3, gap=3.0)
     options = FitOptions(mean_training=mean_training)
     clf = GPClassifier(likelihood="softmax", options=options, random_state=0).fit(X, y)

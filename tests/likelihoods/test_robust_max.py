@@ -11,8 +11,7 @@ from scipy.stats import multivariate_normal
 from torch.special import ndtr
 
 from conjugp import GPClassifier
-from conjugp._gp.posterior import Posterior, kl, moments
-from conjugp._gp.state import initial_state
+from conjugp._gp.posterior import Posterior, initial_state, kl, moments
 from conjugp._inference import svi
 from conjugp._inference.settings import Settings
 from conjugp._inference.train import train

@@ -40,7 +40,7 @@ def path(tmp_path):
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     monkeypatch.setattr("conjugp._fit.kernel.KERNEL_STEPS", 20)
-    monkeypatch.setattr("conjugp._fit.mean.JOINT_STEPS", 20)
+    monkeypatch.setattr("conjugp._fit.weights.JOINT_STEPS", 20)
     monkeypatch.setattr("conjugp._fit.search.PROPER", PROPER._replace(n_epochs=2))
 
 

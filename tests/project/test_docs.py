@@ -11,7 +11,7 @@ from test_architecture import FILES, inside, room_of
 
 import conjugp
 from conjugp import conformal, export, kernels, likelihoods, metrics, plotting
-from conjugp._fit.run import ELBO_ROWS
+from conjugp._fit.fit import ELBO_ROWS
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.md"))

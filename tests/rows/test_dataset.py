@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from conjugp._rows import dataset as data_module
 from conjugp._rows import hold_out
-from conjugp._rows.dataset import Data
-from conjugp._rows.hold_out import sample_size
+from conjugp._rows.dataset import Data, sample_size
 from problems import labelled
 
 class_counts = st.lists(st.integers(0, 40), min_size=2, max_size=8).filter(lambda c: sum(c) > 0)
@@ -57,14 +56,14 @@ def test_hold_out_has_an_upper_limit(monkeypatch):
 @given(st.integers(1, 60), st.integers(0, 99), scans)
 def test_a_sample_has_rows_of_every_rare_class(n, seed, scan):
     data = labelled([200, 30, 3, 0, 1], seed)
-    before = data_module._SCAN, hold_out.SAMPLE_ROWS
-    data_module._SCAN, hold_out.SAMPLE_ROWS = scan, n
+    before = data_module._SCAN, data_module.SAMPLE_ROWS
+    data_module._SCAN, data_module.SAMPLE_ROWS = scan, n
     try:
         sample = data.sample()
         assert sample_size(data.n, 1) == n
         assert (sample.X[n:, 0].diff() > 0).all()  # in their order
     finally:
-        data_module._SCAN, hold_out.SAMPLE_ROWS = before
+        data_module._SCAN, data_module.SAMPLE_ROWS = before
     assert torch.equal(sample.X[:n], data.X[:n])
     for c, count in enumerate([200, 30, 3, 0, 1]):
         theirs = data.X[data.y == c]

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conjugp._inputs.scales import Scaling
-from conjugp._rows import hold_out, on_disk
+from conjugp._inputs.inputs import Scaling
+from conjugp._rows import dataset, on_disk
 from conjugp._rows.canonical import Rows, canonical
 from conjugp._rows.dataset import Data
 from conjugp._rows.on_disk import OnDisk, Spool, Store
@@ -75,7 +75,7 @@ def test_rows_on_disk_are_those_in_memory(seed, share):
         alike(a.take(index), b.take(index))
         alike(a.head(4), b.head(4))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(hold_out, "SAMPLE_ROWS", 10)
+            patch.setattr(dataset, "SAMPLE_ROWS", 10)
             patch.setattr("conjugp._rows.dataset._SCAN", 7)
             alike(a.sample(), b.sample())
         alike(a.shifted(torch.ones(2).double()).rows(i, j), b.shifted(torch.ones(2)).rows(i, j))

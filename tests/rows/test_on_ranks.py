@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conjugp._rows import hold_out
 from conjugp._rows.canonical import Rows, canonical, row_hash
 from conjugp._rows.dataset import Data
 from conjugp._rows.group import ALONE, Group
@@ -110,7 +109,7 @@ def test_hold_outs_and_samples_are_those_of_one_process(seed, size, n):
     whole = dataset(canonical(X, y, weight), 4)
     shard = dealt(X, y, weight, which, 4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hold_out, "SAMPLE_ROWS", 16)
+        patch.setattr("conjugp._rows.dataset.SAMPLE_ROWS", 16)
         train, held, everything = whole.hold_out(0.3)
         sample = train.sample()
 

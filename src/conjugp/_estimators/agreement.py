@@ -1,11 +1,14 @@
-"""What the ranks of a group agree on before they fit: parameters, classes, weights, scales."""
+"""What must agree: the ranks of a group before they fit, and a fit with its checkpoint."""
 
 from __future__ import annotations
 
+import os
 from functools import reduce
+from numbers import Integral
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
 from conjugp._estimators.rows import (
@@ -18,26 +21,39 @@ from conjugp._estimators.rows import (
     no_rows,
     set_features,
 )
+from conjugp._fit.fit import Fitted
 from conjugp._fit.options import FitOptions
-from conjugp._persistence.fingerprint import fingerprint
+from conjugp._persistence.checkpoint import FIT, Checkpoint
+from conjugp._persistence.codec import classes_of
+from conjugp._persistence.fingerprint import data_fingerprint, fingerprint
+from conjugp._persistence.journal import Journal
 from conjugp._rows.canonical import Rows, ordered
+from conjugp._rows.dataset import Dataset
 from conjugp._rows.group import Group
+from conjugp._rows.on_disk import Store
+from conjugp.kernels import KERNELS, get_kernel
+from conjugp.likelihoods import LIKELIHOODS, get_likelihood
 
-_OWN = {"device", "verbose", "options", "random_state", "class_weight"}  # may differ
-_OWN_OPTIONS = {"callback", "on_interrupt", "checkpoint_every", "cache_mb", "spool"}
+# What does not change the result, or whose effect is marked by itself.
+_UNMARKED = {"verbose", "device", "options", "class_weight"}
+_UNMARKED_OPTIONS = {"callback", "on_interrupt", "checkpoint_every", "cache_mb", "spool"}
+
+
+def _marks(clf: Any, *others: str) -> dict[str, Any]:
+    """The parameters that change the result, by name; not the `others`."""
+    values = {k: v for k, v in clf.get_params(deep=False).items() if k not in _UNMARKED}
+    for name in ("inducing", "prior_mean"):
+        if not isinstance(values[name], str):
+            values[name] = np.asarray(values[name])
+    options = (clf.options or FitOptions()).get_params(deep=False).items()
+    values |= {f"options.{k}": v for k, v in options if k not in _UNMARKED_OPTIONS}
+    return {name: value for name, value in values.items() if name not in others}
 
 
 def check_parameters_agree(clf: Any, group: Group, has_checkpoint: bool) -> None:
     """Raise, on every rank, if the ranks were told different things."""
-    options = clf.options or FitOptions()
-    values = {k: v for k, v in clf.get_params(deep=False).items() if k not in _OWN}
-    for name in ("inducing", "prior_mean"):
-        if not isinstance(values[name], str):
-            values[name] = np.asarray(values[name])
-    kept = options.get_params(deep=False).items()
-    values |= {f"options.{k}": v for k, v in kept if k not in _OWN_OPTIONS}
-    values["class_weight"] = repr(clf.class_weight)
-    values["checkpoint"] = has_checkpoint
+    values = _marks(clf, "random_state")
+    values |= {"class_weight": repr(clf.class_weight), "checkpoint": has_checkpoint}
     found = group.gather(fingerprint(values))
     for name, (digest, shown) in found[0].items():
         for rank, other in enumerate(found):
@@ -132,3 +148,40 @@ def _kind(y: NDArray[Any]) -> str:
     if y.dtype.kind == "O":
         return type(y[0]).__name__
     return {"b": "booleans", "U": "str", "S": "bytes"}.get(y.dtype.kind, "numbers")
+
+
+def open_journal(
+    clf: Any,
+    path: str | os.PathLike[str],
+    rows: Rows | Store,
+    classes: NDArray[Any],
+    data: Dataset,
+    warm: Fitted | None,
+    seed: int,
+) -> Journal:
+    """What keeps the state of a fit in a file, as an earlier run of the same fit has left it.
+
+    Of several ranks the first reads and writes the file.
+    """
+    import conjugp
+
+    group, every = data.group, (clf.options or FitOptions()).checkpoint_every
+    values = _marks(clf, "dtype", "warm_start", "options.distributed")
+    if not isinstance(clf.random_state, Integral):
+        values["random_state"] = None  # the seed that was drawn is in the file
+    values |= {
+        "the working precision": str(data.like.dtype).removeprefix("torch."),
+        "the device": data.like.device.type,
+        "the fit to go on from": None if warm is None else warm.state,
+        "the version of conjugp": conjugp.__version__,
+        "the version of torch": torch.__version__,
+    }
+    own = classes_of([get_kernel(clf.kernel), get_likelihood(clf.likelihood)])
+    known = {*KERNELS, *LIKELIHOODS.values(), *own}
+    size = (rows.n_features, data.n)
+    mark = data_fingerprint(size, rows.digests, classes) | fingerprint(values)
+    where = path if group.rank == 0 else None
+    journal = group.all(lambda: Checkpoint(where, FIT, mark, seed=seed, every=every, classes=known))
+    if group.size > 1:
+        journal.share(group, data.like.device)
+    return journal

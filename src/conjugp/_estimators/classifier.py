@@ -21,24 +21,24 @@ from conjugp._estimators.agreement import (
     check_distributed,
     check_parameters_agree,
     check_shards,
+    open_journal,
 )
-from conjugp._estimators.arguments import SMALL_ROWS, check_device, check_parameters
 from conjugp._estimators.model_file import Saveable
-from conjugp._estimators.predicting import (
-    ProbabilisticClassifier,
-    seed_of,
-    unchanged_on_error,
-    without_interrupts,
-)
+from conjugp._estimators.predicting import ProbabilisticClassifier, without_interrupts
 from conjugp._estimators.progress import ProgressBar
 from conjugp._estimators.reading import MEMORY_BYTES, read
-from conjugp._estimators.resuming import open_journal
-from conjugp._estimators.rows import check_training_data, check_weight, names_of
-from conjugp._fit.fit import fit, salvage
-from conjugp._fit.options import FitOptions
+from conjugp._estimators.rows import check_training_data, check_weight, names_of, unchanged_on_error
+from conjugp._fit.fit import Fitted, fit, salvage
+from conjugp._fit.options import (
+    SMALL_ROWS,
+    Checked,
+    FitOptions,
+    check_device,
+    check_parameters,
+    seed_of,
+)
 from conjugp._fit.partial import Stream
-from conjugp._fit.plan import COUPLED_INDUCING, make_plan, start_mean
-from conjugp._fit.run import Fitted, Run
+from conjugp._fit.plan import COUPLED_INDUCING, Run, make_plan, start_mean
 from conjugp._gp.predictor import Integration, Predictor
 from conjugp._gp.temperature import Calibration
 from conjugp._inference.settings import Progress
@@ -52,8 +52,7 @@ from conjugp._rows.dataset import Dataset
 from conjugp._rows.group import ALONE, Group, current
 from conjugp._rows.on_disk import Store
 from conjugp._rows.sources import Batch, array_batches, batches
-from conjugp._rows.working import dataset, in_memory
-from conjugp.kernels import Kernel, get_kernel
+from conjugp.kernels import Kernel
 from conjugp.likelihoods import Likelihood
 
 _STREAM_CACHE_MB = 512  # kernel values kept in fits of streams
@@ -351,39 +350,44 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         return self._fit(checkpoint, lambda bar: self._read(found, bar, known), stream=True)
 
     def _read(
-        self, found: Iterator[Batch], bar: ProgressBar, classes: NDArray[Any] | None = None
+        self, found: Iterator[Batch], bar: ProgressBar | None, classes: NDArray[Any] | None = None
     ) -> tuple[Rows | Store, NDArray[Any]]:
         """Rows in batches, in memory or on disk."""
 
         def report(n: int) -> None:
-            bar(Progress("reading", 0, 0, n, "rows"))
+            if bar is not None:
+                bar(Progress("reading", 0, 0, n, "rows"))
 
         return read(self, found, classes, (self.options or FitOptions()).spool, report)
 
     def _fit(
         self,
         checkpoint: str | os.PathLike[str] | None,
-        load: Callable[[ProgressBar], tuple[Rows | Store, NDArray[Any]]],
+        load: Callable[[ProgressBar | None], tuple[Rows | Store, NDArray[Any]]],
         group: Group = ALONE,
         stream: bool = False,
     ) -> GPClassifier:
         """Fit to checked rows, wherever they are; those of a stream are not to fill memory."""
 
-        def check() -> tuple[Likelihood, str, FitOptions]:
+        def check() -> Checked:
             if checkpoint is not None and group.rank == 0:
                 check_path("checkpoint", checkpoint)
             if group.size > 1:
                 check_distributed(self)
             return check_parameters(self)
 
-        likelihood, bound, options = group.all(check)
-        if stream and options.cache_mb == "auto":
-            options = replace(options, cache_mb=_STREAM_CACHE_MB)
+        checked = group.all(check)
+        if stream and checked.options.cache_mb == "auto":
+            options = replace(checked.options, cache_mb=_STREAM_CACHE_MB)
+            checked = checked._replace(options=options)
+        kernel, options = checked.kernel, checked.options
         if group.size > 1:
             check_parameters_agree(self, group, checkpoint is not None)
         stopped: KeyboardInterrupt | None = None
-        bar = ProgressBar(options.callback, self.verbose if group.rank == 0 else 0)
-        with ExitStack() as guard, unchanged_on_error(self), bar:
+        bar, shown = None, self.verbose if group.rank == 0 else 0
+        with ExitStack() as guard, unchanged_on_error(self):
+            if shown or options.callback is not None:
+                bar = guard.enter_context(ProgressBar(options.callback, shown))
             rows, classes = load(bar)
             n = sum(group.gather(rows.n))
             device = check_device(self.device, n, group)
@@ -395,20 +399,18 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 same = np.array_equal(classes, self.classes_) and warm.state is not None
                 warm = warm if same and rows.n_features == self._inputs.n_features else None
             names = names_of(self)
-            inputs = (
-                self._inputs if warm else Inputs.fit(rows, [get_kernel(self.kernel)], names, group)
-            )
+            inputs = self._inputs if warm else Inputs.fit(rows, [kernel], names, group)
             scaling = inputs.scaling
             start = warm.state if warm else None
 
             def prepared(dtype: torch.dtype, journal: Journal | None = None) -> tuple[Run, Dataset]:
-                data = dataset(rows, scaling, len(classes), dtype, device)
+                data = rows.working(scaling, len(classes), dtype, device)
                 if journal is None:
                     seed = group.same(self._seed())
                     journal = Journal(seed)
                     if checkpoint is not None:
                         journal = open_journal(self, checkpoint, rows, classes, data, warm, seed)
-                plan = make_plan(self, data, scaling, likelihood, bound, options, journal.seed)
+                plan = make_plan(self, data, scaling, checked, journal.seed)
                 return Run(plan, bar, journal), data
 
             run, data = prepared(dtype)
@@ -438,9 +440,9 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 raise stopped
             return self
         if fitted.saturated:
-            other = "" if bound == "exact" else "bound='exact', or "
+            other = "" if checked.bound == "exact" else "bound='exact', or "
             warnings.warn(
-                f"the fit with bound={bound!r} says next to nothing: all latent "
+                f"the fit with bound={checked.bound!r} says next to nothing: all latent "
                 "functions are far above zero, where every class is as likely as any other, and "
                 f"that is the optimum with so large a kernel variance; use {other}a smaller "
                 "variance",
@@ -486,7 +488,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         self : GPClassifier
             The classifier, updated.
         """
-        likelihood, bound, options = check_parameters(self)
+        kernel, likelihood, bound, options = check_parameters(self)
         if not self.shared_kernel:
             raise ValueError("partial_fit needs shared_kernel=True: one kernel for all classes")
         fitted = hasattr(self, "_fitted")
@@ -499,8 +501,11 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             raise ValueError("classes must hold at least 2 classes, got one class")
         with unchanged_on_error(self):
             rows, _ = check_training_data(self, X, y, sample_weight, known, reset=not fitted)
-            names, kernel = names_of(self), get_kernel(self.kernel)
-            inputs = self._inputs if fitted else Inputs.fit(rows, [kernel], names, complete=False)
+            inputs = (
+                self._inputs
+                if fitted
+                else Inputs.fit(rows, [kernel], names_of(self), complete=False)
+            )
             stream, goes_on = getattr(self, "_stream", None), True
             if stream is None:
                 limit = COUPLED_INDUCING if self.n_inducing in ("auto", None) else self.n_inducing
@@ -519,9 +524,11 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                         stacklevel=2,
                     )
             double = self.dtype == "float64" or rows.n <= SMALL_ROWS
-            dtype = stream.dtype or (torch.float64 if double else torch.float32)
-            device = stream.device or check_device(self.device, rows.n)
-            data = in_memory(rows, inputs.scaling, len(known), dtype, device)
+            dtype = torch.float64 if double else torch.float32
+            device = check_device(self.device, rows.n)
+            if stream.state is not None:  # the first batch has settled both
+                dtype, device = stream.state.Z.dtype, stream.state.Z.device
+            data = rows.in_memory(inputs.scaling, len(known), dtype, device)
             updated = stream.learn(
                 data,
                 start_mean(self.prior_mean, data, likelihood),

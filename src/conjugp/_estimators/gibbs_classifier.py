@@ -16,15 +16,11 @@ from sklearn.utils.validation import check_is_fitted
 
 from conjugp._estimators.classifier import GPClassifier
 from conjugp._estimators.model_file import Saveable
-from conjugp._estimators.predicting import (
-    ProbabilisticClassifier,
-    seed_of,
-    unchanged_on_error,
-    without_interrupts,
-)
+from conjugp._estimators.predicting import ProbabilisticClassifier, without_interrupts
 from conjugp._estimators.problem import Problem, check_sampler, problem_of
 from conjugp._estimators.progress import ChainBars
-from conjugp._fit.options import whole
+from conjugp._estimators.rows import unchanged_on_error
+from conjugp._fit.options import seed_of, whole
 from conjugp._persistence.files import check_path
 from conjugp._sampler.chain import Draws, Target
 from conjugp._sampler.costs import LONG_SECONDS, duration, gigabytes, long_run, seconds

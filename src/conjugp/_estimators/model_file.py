@@ -14,11 +14,17 @@ import torch
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from conjugp._estimators.arguments import check_device, check_parameters
 from conjugp._estimators.rows import set_features
-from conjugp._fit.files import fitted_parts, read_fitted, read_stream, stream_parts
-from conjugp._fit.options import FitOptions, one_of
-from conjugp._gp.files import DTYPES, moved_model, moved_state
+from conjugp._fit.files import (
+    DTYPES,
+    fitted_parts,
+    moved_model,
+    moved_state,
+    read_fitted,
+    read_stream,
+    stream_parts,
+)
+from conjugp._fit.options import FitOptions, check_device, check_parameters, one_of
 from conjugp._inputs.inputs import Inputs
 from conjugp._persistence.model_file import Form, register, save
 from conjugp._persistence.parts import Parts, random_state_parts, read_random_state

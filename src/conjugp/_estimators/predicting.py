@@ -13,17 +13,15 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 
 from conjugp._estimators.rows import check_rows, check_weight
-from conjugp._fit.options import whole
+from conjugp._fit.options import seed_of, whole
 from conjugp._gp.predictor import EXACT, Integration, Predictor, entropy
 from conjugp._inputs.inputs import Inputs
 from conjugp._rows.canonical import Rows
 from conjugp._rows.dataset import Data
-from conjugp._rows.working import in_memory
 
 CHUNK_ELEMENTS = 2**20  # rows times classes at a time
 # Entropies below it are too small to be divided: the integrals have six or seven digits.
@@ -77,7 +75,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         if len(unseen):
             raise ValueError(f"y holds labels that were not in the fit: {unseen.tolist()}")
         rows = Rows(X_, np.searchsorted(self.classes_, y_), check_weight(sample_weight, X_))
-        return in_memory(rows, self._inputs.scaling, len(self.classes_), Z.dtype, Z.device)
+        return rows.in_memory(self._inputs.scaling, len(self.classes_), Z.dtype, Z.device)
 
     def _keep_face(self, predictor: Predictor, inputs: Inputs, classes: NDArray[Any]) -> None:
         """Set the fitted attributes that every classifier has, in the user's units."""
@@ -269,23 +267,6 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         predictor = self._predictor
         generator = torch.Generator().manual_seed(seed_of(random_state))
         return predictor.sample(self._rows(X), n_samples, generator).cpu().double().numpy()
-
-
-def seed_of(random_state: int | np.random.RandomState | None) -> int:
-    """A seed for torch from scikit-learn's kind of random state."""
-    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
-
-
-@contextmanager
-def unchanged_on_error(clf: Any) -> Iterator[None]:
-    """Leave a fitted estimator as it was when new rows turn out to be bad."""
-    before = dict(clf.__dict__)
-    try:
-        yield
-    except BaseException:
-        clf.__dict__.clear()
-        clf.__dict__.update(before)
-        raise
 
 
 def _largest(p: NDArray[np.float64], k: int) -> NDArray[np.intp]:

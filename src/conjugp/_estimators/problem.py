@@ -13,10 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.exceptions import ConvergenceWarning, DataConversionWarning
 from torch import Tensor
 
-from conjugp._estimators.arguments import check_common
 from conjugp._estimators.classifier import GPClassifier
 from conjugp._estimators.rows import check_rows, check_training_data, names_of
-from conjugp._fit.options import number, one_of, whole
+from conjugp._fit.options import check_common, number, one_of, whole
 from conjugp._fit.plan import given_inducing, start_mean
 from conjugp._fit.starts import median_distance
 from conjugp._gp import inducing
@@ -86,7 +85,9 @@ def problem_of(clf: Any, X: ArrayLike, y: ArrayLike, seed: int) -> Problem:
     work = inputs.apply(rows.X, torch.empty(0, dtype=torch.float64))
     data = Data(work, torch.as_tensor(rows.y), torch.as_tensor(rows.weight), C)
     mean = start_mean(clf.prior_mean, data).numpy()
-    own = _own_inducing(clf, work, inputs)
+    own = None  # the inducing points given, (M, D)
+    if not isinstance(clf.inducing, str):
+        own = given_inducing(clf.inducing, work, inputs.scaling).numpy()
     kernels = _in_working_units(given, inputs, work)
     with one_thread():
         if clf.hyperparameters == "fit":
@@ -131,13 +132,6 @@ def _fitted_hyperparameters(
         warnings.simplefilter("ignore", ConvergenceWarning)
         found.fit(rows.X, rows.y, rows.weight)
     return found.kernel_, found.prior_mean_  # type: ignore[return-value]
-
-
-def _own_inducing(clf: Any, X: Tensor, inputs: Inputs) -> NDArray[np.float64] | None:
-    """The inducing points given, (M, D)."""
-    if isinstance(clf.inducing, str):
-        return None
-    return given_inducing(clf.inducing, X, inputs.scaling).numpy()
 
 
 def _inducing(clf: Any, data: Data, kernel: Kernel, seed: int) -> NDArray[np.float64] | None:

@@ -9,11 +9,7 @@ from tqdm.auto import tqdm
 
 from conjugp._inference.settings import Progress
 
-_TITLES = {
-    "reading": "reading rows",
-    "kernel": "learning the kernel",
-    "search": "trying kernels",
-}
+_TITLES = {"reading": "reading rows", "kernel": "learning the kernel", "search": "trying kernels"}
 _UNITS = {"reading": "batch", "search": "kernel"}
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -197,3 +198,15 @@ def class_factors(
     if not np.all(np.isfinite(factor)) or np.any(factor < 0):
         raise ValueError("class_weight must be non-negative and finite")
     return np.asarray(factor, dtype=np.float64)
+
+
+@contextmanager
+def unchanged_on_error(clf: Any) -> Iterator[None]:
+    """Leave a fitted estimator as it was when new rows turn out to be bad."""
+    before = dict(clf.__dict__)
+    try:
+        yield
+    except BaseException:
+        clf.__dict__.clear()
+        clf.__dict__.update(before)
+        raise

@@ -10,20 +10,11 @@ import torch
 from torch import Tensor
 
 from conjugp._fit.learn import model_of, trained
-from conjugp._fit.mean import fitted_mean, mean_settings
-from conjugp._fit.plan import Plan
-from conjugp._fit.points import placed
-from conjugp._fit.run import Run
-from conjugp._fit.weights import kernel_rows, start_mean
-from conjugp._gp.posterior import prior
-from conjugp._gp.state import State
-from conjugp._gp.temperature import (
-    PLAIN,
-    SCALES,
-    Calibration,
-    fit_calibration,
-    variance_scales,
-)
+from conjugp._fit.plan import Plan, Run
+from conjugp._fit.starts import placed
+from conjugp._fit.weights import fitted_mean, kernel_rows, mean_settings, start_mean
+from conjugp._gp.posterior import State, prior
+from conjugp._gp.temperature import PLAIN, SCALES, Calibration, fit_calibration, variance_scales
 from conjugp._inference.settings import Settings
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._rows.dataset import Data, Dataset

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from conjugp._fit.calibrate import from_held_out
 from conjugp._fit.learn import learned, model_of
-from conjugp._fit.run import Run
+from conjugp._fit.plan import Run
 from conjugp._gp.features import basis, features
-from conjugp._gp.posterior import Posterior, marginals, moments
-from conjugp._gp.state import State
+from conjugp._gp.posterior import Posterior, State, marginals, moments
 from conjugp._gp.temperature import Calibration
 from conjugp._inference import svi
 from conjugp._inference.settings import Settings

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from conjugp._gp.covariance import from_precision, kl, precision, quadratic, to_precision
-from conjugp._gp.features import basis
+from conjugp._gp.covariance import Diagonal, Shared, kl, quadratic
+from conjugp._gp.features import basis, unexplained
 from conjugp._gp.model import Model
 from conjugp._inference.adam import Adam
 from conjugp._inference.classes import near_classes
@@ -48,7 +48,7 @@ class Joint:
         scale = len(self.starts) / self.total
         whole = Step(self.mean, rows, cfg, scale, 1 / self.total)
         self._take = ClassStep(whole, cfg.class_batch or 0, generator) if sampled else whole
-        self.P = to_precision(self.S)
+        self.P = self.S.to_precision()
         self._adam = Adam([self.theta.detach()], beta2=0.99)
 
     @property
@@ -81,7 +81,7 @@ class Joint:
         kernel = self.template.with_theta(self.theta)
         A = basis([kernel], self.Z, self.settings.jitter).L_inv[0] @ kernel(self.Z, X)
         A_v, prior = A[: self.S.R.shape[-1]], kernel.diag(X)
-        residual = torch.maximum(prior - A_v.square().sum(0), 1e-6 * prior.detach())
+        residual = unexplained(prior, A_v.square().sum(0))
         return A, (residual + quadratic(self.S, A_v.unsqueeze(0))).T
 
     def _surrogate(self, A: Tensor, v: Tensor, found: Slopes) -> Tensor:
@@ -107,15 +107,15 @@ class Joint:
         """P <- (1 - rho) P + rho (I + A diag(θ) Aᵀ), of the family (Q4-Q6)."""
         assert found.dv is not None
         theta = (-2 * len(self.starts) * found.dv).clamp_(min=0)
-        if self.S.family == "diagonal":
+        if isinstance(self.S, Diagonal):
             # Weights are for sums over classes, and this is each class by itself.
             index = slice(None) if found.index is None else found.index
             theta = theta if found.weight is None else theta / found.weight
-            self.P[index] = torch.lerp(self.P[index], precision("diagonal", A, theta), rho)
+            self.P[index] = torch.lerp(self.P[index], self.S.precision(A, theta), rho)
         else:
             theta = theta.sum(1, keepdim=True) / self.data.n_classes
-            self.P.lerp_(precision("shared", A, theta), rho)
-        self.S = from_precision(self.S.family, self.P)
+            self.P.lerp_(Shared.precision(A, theta), rho)
+        self.S = self.S.from_precision(self.P)
 
     def _kl(self) -> float:
         w = self.mean.w.double()

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from conjugp._fit.learn import trained
-from conjugp._fit.plan import Plan, mean_of
-from conjugp._fit.run import Run
+from conjugp._fit.plan import Plan, Run, mean_of
 from conjugp._fit.search import best_kernel
 from conjugp._fit.starts import (
     KERNEL_CLASSES,
@@ -26,7 +25,7 @@ from conjugp._fit.starts import (
     only_classes,
     origin_for,
 )
-from conjugp._inputs.scales import Scaling
+from conjugp._inputs.inputs import Scaling
 from conjugp._rows.dataset import Data, Dataset
 from conjugp.kernels import RBF, Kernel, Normalised
 

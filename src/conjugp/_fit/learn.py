@@ -8,11 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from conjugp._fit.plan import Plan
-from conjugp._fit.run import Good, Run
+from conjugp._fit.plan import Good, Plan, Run
 from conjugp._gp.model import Model, coupled
-from conjugp._gp.posterior import prior
-from conjugp._gp.state import State
+from conjugp._gp.posterior import State, prior
 from conjugp._inference.settings import Interrupted, Result, Settings
 from conjugp._inference.train import train
 from conjugp._rows.dataset import Dataset

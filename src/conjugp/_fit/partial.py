@@ -8,14 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from conjugp._fit.fit import Fitted
 from conjugp._fit.options import FitOptions, knobs_of
-from conjugp._fit.run import Fitted
 from conjugp._fit.starts import filled
 from conjugp._gp import inducing
 from conjugp._gp.features import basis, features
 from conjugp._gp.model import Model, coupled
-from conjugp._gp.posterior import Posterior, prior
-from conjugp._gp.state import State, initial_state
+from conjugp._gp.posterior import Posterior, State, initial_state, prior
 from conjugp._inference.settings import Progress, Settings
 from conjugp._inference.train import absorb
 from conjugp._rows.dataset import Data
@@ -58,16 +57,6 @@ class Stream:
         self.state, self.seen, self.kept = state, fitted.total, model.kept
         self.limit = max(self.limit, len(state.Z))
         return True
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """Working precision, settled by the first batch."""
-        return None if self.state is None else self.state.Z.dtype
-
-    @property
-    def device(self) -> torch.device | None:
-        """Where the state is."""
-        return None if self.state is None else self.state.Z.device
 
     def learn(
         self,

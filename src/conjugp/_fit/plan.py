@@ -1,19 +1,24 @@
-"""Every choice of a fit, settled before it starts."""
+"""Every choice of a fit, settled before it starts, and what its stages share under way."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from conjugp._fit.options import FitOptions, knobs_of
-from conjugp._inference.settings import Settings
-from conjugp._inputs.scales import Scaling
+from conjugp._fit.options import Checked, FitOptions, knobs_of
+from conjugp._gp.model import Model
+from conjugp._gp.posterior import State
+from conjugp._inference.settings import Progress, Settings
+from conjugp._inputs.inputs import Scaling
+from conjugp._persistence.journal import Journal
 from conjugp._rows.dataset import Data, Dataset, class_shares
-from conjugp.kernels import RBF, Kernel, get_kernel
+from conjugp.kernels import RBF, Kernel
 from conjugp.likelihoods import Likelihood, LogisticSoftmax
 from conjugp.likelihoods._base import MC
 
@@ -58,18 +63,43 @@ class Plan:
         return self.full_batch or bool(self.options.initial_variance)
 
 
-def make_plan(
-    clf: Any,
-    data: Dataset,
-    scaling: Scaling,
-    likelihood: Likelihood,
-    bound: str,
-    options: FitOptions,
-    seed: int,
-) -> Plan:
+class Good(NamedTuple):
+    """A state that would do, were the fit to end there."""
+
+    model: Model
+    state: State
+    kept: float = 1.0
+
+
+class Run:
+    """A fit under way: its plan, its random numbers, and what it tells of its way."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        on_progress: Callable[[Progress], None] | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        self.plan = plan
+        self.generator = torch.Generator().manual_seed(plan.seed)
+        self.history: list[dict[str, float | str]] = []
+        self.journal = journal or Journal()
+        self.journal.follow(self.generator, self.history)
+        self.good: Callable[[], Good] | None = None  # the last good state
+        self._began = time.perf_counter() - self.journal.seconds
+        self._on_progress = on_progress
+
+    def report(self, p: Progress) -> None:
+        """Write down what a stage says, and tell who listens."""
+        seconds = time.perf_counter() - self._began
+        self.history.append({**p._asdict(), "seconds": seconds})
+        if self._on_progress is not None:
+            self._on_progress(p)
+
+
+def make_plan(clf: Any, data: Dataset, scaling: Scaling, checked: Checked, seed: int) -> Plan:
     """Settle every "auto" from N, C and D."""
-    kernel = get_kernel(clf.kernel)
-    n = data.n
+    (kernel, likelihood, bound, options), n = checked, data.n
     given = clf.inducing
     if not isinstance(given, str):
         given = given_inducing(given, data.like, scaling)

@@ -10,20 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from conjugp._fit.mean import mean_settings
-from conjugp._fit.plan import mean_of
-from conjugp._fit.points import class_centres
-from conjugp._fit.run import Run
-from conjugp._fit.starts import filled, largest_classes, only_classes, origin_for
-from conjugp._fit.weights import fit_weights, latent_mean, start_mean
+from conjugp._fit.plan import Run, mean_of
+from conjugp._fit.starts import class_centres, filled, largest_classes, only_classes, origin_for
+from conjugp._fit.weights import fit_weights, latent_mean, mean_settings, start_mean
 from conjugp._gp.temperature import fit_temperature
 from conjugp._inference.settings import Progress, Settings
-from conjugp._inputs.scales import Scaling
+from conjugp._inputs.inputs import Scaling
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._persistence.journal import Journal
 from conjugp._rows.dataset import Data, Dataset
@@ -76,14 +74,6 @@ class Judge:
         args = kernel, a, b, mean_of(p, self.train), M, how, p.seed, journal
         return journal.stage("candidate", lambda: held_out_loss(*args))
 
-    def loss(self, kernel: Kernel) -> float:
-        """That of a proper look."""
-        return self.look(kernel, PROPER)
-
-    def glance(self, kernel: Kernel) -> float:
-        """The same from fewer epochs."""
-        return self.look(kernel, GLANCE)
-
     def report(self, c: Candidate) -> None:
         """Tell who listens."""
         value = -c.loss * self.held.total
@@ -101,8 +91,9 @@ def best_kernel(
     """The kernel that predicts held-out rows best."""
     p, D, kept = run.plan, train.X.shape[1], largest_classes(train, SEARCH_CLASSES)
     judge = Judge(run, only_classes(train, kept), only_classes(held, kept), scaling)
-    loss, report = judge.loss, judge.report
-    best = search(starts, FACTORS, FIRST_FACTORS, loss, D, report, judge.glance)
+    loss, glance = (partial(judge.look, look=look) for look in (PROPER, GLANCE))
+    report = judge.report
+    best = search(starts, FACTORS, FIRST_FACTORS, loss, D, report, glance)
     if not math.isfinite(best.loss):
         return filled(p.template, everything, p.options.mean_variance)
     if p.kernel is None:

@@ -31,9 +31,9 @@ class Covariance(ABC):
         """Of R, for C classes on M inducing points."""
 
     @staticmethod
-    @abstractmethod
     def rows(theta: Tensor) -> Tensor:
         """Site precisions of the matrices there are, (C or 1, B), from those of all (B, C)."""
+        return theta.T
 
     @classmethod
     def precision(cls, A: Tensor, theta: Tensor) -> Tensor:
@@ -89,10 +89,6 @@ class Full(Covariance):
     def shape(n_classes: int, n_inducing: int) -> tuple[int, ...]:
         return n_classes, n_inducing, n_inducing
 
-    @staticmethod
-    def rows(theta: Tensor) -> Tensor:
-        return theta.T
-
 
 @in_checkpoints
 class Shared(Covariance):
@@ -118,10 +114,6 @@ class Diagonal(Covariance):
     @staticmethod
     def shape(n_classes: int, n_inducing: int) -> tuple[int, ...]:
         return n_classes, n_inducing
-
-    @staticmethod
-    def rows(theta: Tensor) -> Tensor:
-        return theta.T
 
     @classmethod
     def precision(cls, A: Tensor, theta: Tensor) -> Tensor:
@@ -170,32 +162,13 @@ def family(name: str) -> type[Covariance]:
 
 def covariance(name: str, A: Tensor, theta: Tensor) -> Covariance:
     """The optimal S of a family for site precisions theta (B, C) at features A (M, B)."""
-    return from_precision(name, precision(name, A, theta))
-
-
-def precision(name: str, A: Tensor, theta: Tensor) -> Tensor:
-    """P of a family."""
-    return family(name).precision(A, theta)
-
-
-def from_precision(name: str, P: Tensor) -> Covariance:
-    """S = P⁻¹ of a family."""
-    return family(name).from_precision(P)
-
-
-def to_precision(S: Covariance) -> Tensor:
-    """P = S⁻¹."""
-    return S.to_precision()
+    cls = family(name)
+    return cls.from_precision(cls.precision(A, theta))
 
 
 def quadratic(S: Covariance, A: Tensor) -> Tensor:
     """diag(Aᵀ S A) for features A (K, M, B): (C or 1, B)."""
     return S.quadratic(A)
-
-
-def root(S: Covariance, A: Tensor, c: int) -> Tensor:
-    """W (M, B) with WᵀW = Aᵀ S A for class c."""
-    return S.root(A, c)
 
 
 def kl(S: Covariance, n_classes: int) -> Tensor:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from conjugp._gp.covariance import NONE, Covariance, Full, kl, quadratic, root
-from conjugp._gp.features import basis
-from conjugp._gp.posterior import moments
+from conjugp._gp.covariance import NONE, Covariance, Full, kl, quadratic
+from conjugp._gp.features import basis, unexplained
+from conjugp._gp.posterior import State, moments
 from conjugp._gp.prediction import predict_proba
 from conjugp._gp.predictor import EXACT, Integration, Predictive, Predictor, entropy
-from conjugp._gp.state import State
 from conjugp._gp.temperature import PLAIN, Calibration, fit_calibration, variance_scales
 from conjugp._numerics.linalg import root_of
 from conjugp._persistence.codec import in_checkpoints
@@ -106,8 +105,7 @@ class Model(Predictor):
             return m, m.new_zeros(len(X), 1)
         A = self._features(K)
         prior = torch.stack([k.diag(X) for k in self.kernels])
-        residual = torch.maximum(prior - A.square().sum(1), 1e-6 * prior)
-        v = (residual + quadratic(self.S, A)).T
+        v = (unexplained(prior, A.square().sum(1)) + quadratic(self.S, A)).T
         return m, v
 
     def _features(self, K: Tensor) -> Tensor:
@@ -127,7 +125,7 @@ class Model(Predictor):
         ).to(X)
         for c in range(self.n_classes):
             k = c % len(self.kernels)
-            Ac, W = A[k], root(self.S, A, c)
+            Ac, W = A[k], self.S.root(A, c)
             cov = self.kernels[k](X, X) - Ac.T @ Ac + W.T @ W
             draws.append(
                 (K[k] @ self.alpha[c] + self.mean[c]).unsqueeze(1) + root_of(cov) @ noise[c]
@@ -158,13 +156,5 @@ def coupled(state: State, likelihood: Likelihood, bound: str, jitter: float | No
     q = moments(state.q)
     alpha = (b.L_inv.mT @ q.w.unsqueeze(-1)).squeeze(-1)
     return Model(
-        likelihood,
-        bound,
-        kernels,
-        b.Z,
-        q.w,
-        alpha,
-        state.mean.detach().clone(),
-        b.L_inv,
-        Full(q.R),
+        likelihood, bound, kernels, b.Z, q.w, alpha, state.mean.detach().clone(), b.L_inv, Full(q.R)
     )

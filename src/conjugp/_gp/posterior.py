@@ -1,7 +1,11 @@
-"""The whitened Gaussian q(ũ^c) = N(P⁻¹h, P⁻¹), one per class (docs/math.md, Q1-Q4)."""
+"""The whitened Gaussian q(ũ^c) = N(P⁻¹h, P⁻¹), one per class (docs/math.md, Q1-Q4).
+
+With kernels, inducing points and prior means it is the state of a fit: all that changes.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -9,8 +13,11 @@ from torch import Tensor
 
 from conjugp._gp.features import Features
 from conjugp._numerics.linalg import inverse_factors
+from conjugp._persistence.codec import in_checkpoints
+from conjugp.kernels import Kernel
 
 
+@in_checkpoints
 class Posterior(NamedTuple):
     """Natural parameters of C independent Gaussians over M whitened coordinates.
 
@@ -20,6 +27,24 @@ class Posterior(NamedTuple):
 
     h: Tensor  # (C, M)
     P: Tensor  # (C, M, M)
+
+
+@in_checkpoints
+@dataclass
+class State:
+    """Everything that changes during a fit."""
+
+    template: Kernel
+    theta: Tensor  # (K, T) log kernel parameters
+    Z: Tensor  # (M, D)
+    mean: Tensor  # (C,)
+    q: Posterior
+    step: int = 0
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """One kernel, or one for each class."""
+        return tuple(self.template.with_theta(t) for t in self.theta)
 
 
 class Moments(NamedTuple):
@@ -34,6 +59,12 @@ def prior(n_classes: int, n_inducing: int, like: Tensor) -> Posterior:
     eye = torch.eye(n_inducing, dtype=like.dtype, device=like.device)
     h = torch.zeros(n_classes, n_inducing, dtype=like.dtype, device=like.device)
     return Posterior(h, eye.repeat(n_classes, 1, 1))
+
+
+def initial_state(kernels: list[Kernel], Z: Tensor, mean: Tensor) -> State:
+    """The prior: q = N(0, I) for every class."""
+    theta = torch.stack([k.theta for k in kernels]).to(Z)
+    return State(kernels[0], theta.detach().clone(), Z.clone(), mean, prior(len(mean), len(Z), Z))
 
 
 def moments(q: Posterior) -> Moments:

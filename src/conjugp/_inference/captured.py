@@ -1,18 +1,44 @@
-"""The step of `mean.Step` on a GPU as a graph, one for each size of batch.
+"""Work on a GPU recorded as a graph, and the step of `mean.Step` so: one for each size of batch.
 
 What differs from step to step is copied to where the graph reads it; the numbers are the same.
 """
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from conjugp._inference.graphs import recorded
 from conjugp._inference.mean import MEAN_RATE, Step
 from conjugp.likelihoods._logistic_softmax import LogisticSoftmax
+
+
+def recorded(work: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
+    """A graph of work(), which runs once before: libraries set themselves up at their first use.
+
+    Not by `torch.cuda.graph`: that collects garbage and empties the allocator's cache each time.
+    """
+    collects = gc.isenabled()
+    with torch.cuda.device(device):
+        graph, here, side = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            work()
+            torch.cuda.synchronize()
+            # An old graph that is collected meanwhile would spoil this one.
+            gc.disable()
+            try:
+                graph.capture_begin(capture_error_mode="thread_local")
+                work()
+                graph.capture_end()
+            finally:
+                if collects:
+                    gc.enable()
+        here.wait_stream(side)
+    return graph
 
 
 def applies(step: Step) -> bool:

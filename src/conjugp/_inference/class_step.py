@@ -10,9 +10,8 @@ import torch
 from conjugp._gp.features import basis, features, own_features
 from conjugp._gp.posterior import Moments, Posterior, class_kl, marginals, moments
 from conjugp._inference import classes, svi
-from conjugp._inference.batches import Batch
 from conjugp._inference.moving import Moving, bare, finite
-from conjugp._inference.steps import MinibatchStep, Sizes
+from conjugp._inference.steps import Batch, MinibatchStep, Sizes
 from conjugp._rows.dataset import Dataset
 from conjugp.likelihoods._logistic_softmax import LogisticSoftmax
 
@@ -108,9 +107,7 @@ class SampledClassesStep(MinibatchStep):
             self.data.n_classes,
             moving.state.mean.detach()[drawn.index],
             classes.ClassRows(
-                bare(f),
-                stands.batch * part.weight.unsqueeze(1),
-                self.multipliers.total[batch.rows],
+                bare(f), stands.batch * part.weight.unsqueeze(1), self.multipliers.total[batch.rows]
             ),
             part.weight,
             classes.ClassRows(

@@ -39,11 +39,7 @@ class ClassBatch(NamedTuple):
 
 
 def draw_classes(
-    y: Tensor,
-    n_classes: int,
-    n_others: int,
-    generator: torch.Generator,
-    near: Tensor | None = None,
+    y: Tensor, n_classes: int, n_others: int, generator: torch.Generator, near: Tensor | None = None
 ) -> ClassBatch:
     """The labels y (B,) and at most `n_others` of the other classes (C1).
 

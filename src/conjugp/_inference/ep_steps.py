@@ -14,10 +14,9 @@ from torch import Tensor
 from conjugp._gp.features import Features
 from conjugp._gp.posterior import Posterior, moments, prior
 from conjugp._inference import ep, svi
-from conjugp._inference.batches import Batch
 from conjugp._inference.moving import Loop, Moving, bare, finite
 from conjugp._inference.settings import Result
-from conjugp._inference.steps import MinibatchStep, Sizes
+from conjugp._inference.steps import Batch, MinibatchStep, Sizes
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._rows.dataset import Data
 from conjugp.likelihoods import Heaviside, Likelihood

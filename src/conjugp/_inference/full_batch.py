@@ -11,7 +11,7 @@ import torch
 from conjugp._gp.features import Features, basis, features
 from conjugp._gp.posterior import Moments, kl, moments
 from conjugp._inference import svi
-from conjugp._inference.moving import Loop, Moving, evaluated, finite, nothing, over_ranks
+from conjugp._inference.moving import Loop, Moving, evaluated, finite, over_ranks
 from conjugp._inference.settings import Result
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._rows.dataset import Data, Dataset
@@ -36,9 +36,7 @@ class Sweep:
             if not gradients:
                 return self._at_rest(q)
             self.forget()
-            parts = self._chunks()
-            how = {"rough": self.rough, "batch": False}
-            return svi.add(evaluated(self.moving, p, q, 1.0, True, **how) for p in parts)
+            return svi.add(self._of(p, q, True) for p in self._chunks())
 
         return over_ranks(self.moving, self.data.group, here, gradients)
 
@@ -59,7 +57,7 @@ class Sweep:
             self._start()
         known, make = self._features or [], self._make
         parts = enumerate(self._chunks())
-        return svi.add(self._of(p, known[i] if known else make(p), q) for i, p in parts)
+        return svi.add(self._of(p, q, False, known[i] if known else make(p)) for i, p in parts)
 
     def _start(self) -> None:
         s, cfg = self.moving.state, self.moving.settings
@@ -69,12 +67,11 @@ class Sweep:
         size = self.data.n // self.data.group.size * len(s.Z) * len(kernels)
         self._features = [self._make(p) for p in self._chunks()] if size < _CACHED else []
 
-    def _of(self, part: Data, f: Features, q: Moments) -> svi.Statistics:
-        if not part.n:
-            return nothing(self.moving.state.q)
-        cfg, mean = self.moving.settings, self.moving.state.mean.detach()
-        args = q, cfg.likelihood, cfg.bound, f, part.y, mean, part.weight, False, self.rough
-        return svi.evaluate(*args)[0]
+    def _of(
+        self, part: Data, q: Moments, gradients: bool, f: Features | None = None
+    ) -> svi.Statistics:
+        how = {"rough": self.rough, "batch": False, "known": f}
+        return evaluated(self.moving, part, q, 1.0, gradients, **how)
 
 
 def fit(loop: Loop) -> Result:

@@ -16,15 +16,14 @@ from torch import Tensor
 from conjugp._gp.features import LEAST_RESIDUAL, unexplained
 from conjugp._gp.posterior import Posterior
 from conjugp._inference import svi
-from conjugp._inference.batches import Batch
 from conjugp._inference.elementwise import STATIONARY, site_sums, squared_distances
 from conjugp._inference.moving import Learned, Leaves, Moving, finite
-from conjugp._inference.steps import MinibatchStep, ReadableStep, Sizes
+from conjugp._inference.steps import Batch, MinibatchStep, ReadableStep, Sizes
 from conjugp._numerics.linalg import FIRST_JITTER, inverse_factors
 from conjugp._rows.group import ALONE
 from conjugp.kernels import Kernel
-from conjugp.kernels._distances import MOST_SQUARE
 from conjugp.kernels._parameters import LOG_BOUND
+from conjugp.kernels._stationary import MOST_SQUARE
 from conjugp.likelihoods._base import Likelihood
 from conjugp.likelihoods._logistic_softmax import LogisticSoftmax
 
@@ -109,13 +108,7 @@ class ClosedForm:
 
     @torch.no_grad()
     def evaluate(
-        self,
-        leaves: Leaves,
-        q: Posterior,
-        X: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        gradients: bool,
+        self, leaves: Leaves, q: Posterior, X: Tensor, y: Tensor, weight: Tensor, gradients: bool
     ) -> Sums:
         """Rows X (B, D) and y (B,), of weights (B,) that carry the scale N/B (Q1-Q3).
 

@@ -128,12 +128,7 @@ class Step:
     """One step on all classes."""
 
     def __init__(
-        self,
-        here: Mean,
-        data: MeanData,
-        settings: Settings,
-        scale: float,
-        shrink: float,
+        self, here: Mean, data: MeanData, settings: Settings, scale: float, shrink: float
     ) -> None:
         self.here, self.data, self.scale, self.shrink = here, data, scale, shrink
         self.likelihood, self.bound = settings.likelihood, settings.bound

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import torch
 
-from conjugp._inference.batches import Batches
 from conjugp._inference.moving import Loop
 from conjugp._inference.settings import Result, Settings
-from conjugp._inference.steps import MinibatchStep, Sizes
+from conjugp._inference.steps import Batches, MinibatchStep, Sizes
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 
 ROUND = 50  # steps between two looks at a noisy ELBO

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from conjugp._gp.features import Basis, Features, basis, features
-from conjugp._gp.posterior import Moments, Posterior
-from conjugp._gp.state import State
+from conjugp._gp.posterior import Moments, Posterior, State
 from conjugp._inference import svi
 from conjugp._inference.adam import Adam
 from conjugp._inference.settings import Progress, Settings
@@ -67,8 +67,13 @@ class Moving:
         self.leaves = Leaves(s.theta, s.Z, s.mean)
         for leaf, moves in zip(self.leaves, self.learned, strict=True):
             leaf.requires_grad_(moves)
+        self.__dict__.pop("adam", None)
+
+    @cached_property
+    def adam(self) -> Adam:
+        """The optimiser of the hyperparameters."""
         # Short second-moment memory: a fit takes hundreds of steps, not tens of thousands.
-        self.adam = Adam(list(self.values), self.settings.momentum, beta2=0.99)
+        return Adam(list(self.values), self.settings.momentum, beta2=0.99)
 
     @property
     def values(self) -> Leaves:
@@ -200,8 +205,11 @@ def evaluated(
     gradients: bool,
     rough: bool | None = None,
     batch: bool = True,
+    known: Features | None = None,
 ) -> svi.Statistics:
     """Statistics of some rows; adds their share of the gradients to the leaves.
+
+    Their features are computed where they are not `known`.
 
     `rough`: whether five digits of E[log p] do; the settings say so where it is None. `batch`:
     whether the step to come is one that nobody takes back (S2).
@@ -210,7 +218,7 @@ def evaluated(
         return nothing(moving.state.q)
     cfg, mean = moving.settings, moving.state.mean.detach()
     rough = cfg.rough if rough is None else rough
-    _, f = moving.features(part.X, gradients)
+    f = moving.features(part.X, gradients)[1] if known is None else known
     args = q, cfg.likelihood, cfg.bound, bare(f), part.y, mean, part.weight, gradients
     stats, grads = svi.evaluate(*args, rough=rough, batch=batch)
     if grads is not None:

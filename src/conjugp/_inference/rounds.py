@@ -17,11 +17,10 @@ from torch import Tensor
 
 from conjugp._gp.posterior import Posterior
 from conjugp._inference.adam import Adam, direction, remember
-from conjugp._inference.batches import Batch, Batches
+from conjugp._inference.captured import recorded
 from conjugp._inference.fused import ClosedForm, ClosedFormStep
-from conjugp._inference.graphs import recorded
 from conjugp._inference.moving import Leaves, Moving
-from conjugp._inference.steps import MinibatchStep, Sizes
+from conjugp._inference.steps import Batch, Batches, MinibatchStep, Sizes
 from conjugp._rows.dataset import Data
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from conjugp._gp.state import State
+from conjugp._gp.posterior import State
 from conjugp._persistence.codec import in_checkpoints
 from conjugp.likelihoods._base import Likelihood
 

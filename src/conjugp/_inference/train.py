@@ -1,24 +1,29 @@
-"""The way into a variational fit or one by expectation propagation: rows in, a state out."""
+"""The way into a variational fit or one by expectation propagation: rows in, a state out.
+
+Or a batch of rows whose sites are added to q, those it holds staying as they are.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
-from conjugp._gp.state import State
-from conjugp._inference import absorb as one_more
+from conjugp._gp.posterior import Posterior, State, kl, moments
 from conjugp._inference import ep_steps, full_batch, minibatch
-from conjugp._inference.batches import Batches
 from conjugp._inference.class_step import SampledClassesStep
 from conjugp._inference.fused import ClosedFormStep, applies
-from conjugp._inference.moving import Loop, Moving
+from conjugp._inference.moving import Loop, Moving, evaluated, finite
 from conjugp._inference.rounds import RoundsOfSteps
 from conjugp._inference.settings import Interrupted, Progress, Result, Settings
-from conjugp._inference.steps import LocalSteps, MinibatchStep, ReadableStep
+from conjugp._inference.steps import Batches, LocalSteps, MinibatchStep, ReadableStep
+from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._persistence.journal import Journal
 from conjugp._rows.dataset import Data, Dataset
+
+_ABSORBED = 0.7  # of a step; not all the way: sites of the tight bound could overshoot
 
 
 def train(
@@ -63,12 +68,45 @@ def absorb(
     on_progress: Callable[[Progress], None] | None = None,
 ) -> tuple[State, float]:
     """Add the sites of one more batch to q, and its ELBO: the data are this share of all rows."""
-    moving = _moving(state, data, settings)
-    loop = Loop(moving, data, generator, "stream", on_progress)
+    moving, value = _moving(state, data, settings), math.nan
+    good, sweep = moving.snapshot(), None
     try:
-        return one_more.fit(loop, data, share, n_steps)
+        step = _added_sites(moving, data, share)
+        if settings.inference == "ep":
+            step = sweep = ep_steps.SiteSweep(moving, data, held=moving.state.q, share=share)
+        for _ in range(n_steps):
+            gradients = moving.settled
+            try:
+                value = step(gradients)
+            except (NotPositiveDefiniteError, FloatingPointError):
+                moving.go_back(good)
+                if sweep is not None:
+                    sweep.forget()
+                continue
+            moving.state.step += 1
+            if gradients:
+                moving.move(moving.rate)
     finally:
         moving.rest()
+    Loop(moving, data, generator, "stream", on_progress).report(moving.state.step, 0, value)
+    return moving.state, value
+
+
+def _added_sites(moving: Moving, data: Data, share: float) -> Callable[[bool], float]:
+    """A step on the sites of the batch. Statistics are sums over points (Q3)."""
+    held, part = moving.state.q, data.rows(0, None)
+
+    def step(gradients: bool) -> float:
+        q = moments(moving.state.q)
+        stats = evaluated(moving, part, q, 1.0, gradients)
+        elbo = finite(float(stats.bound) / share - float(kl(q)))
+        moving.state.q = Posterior(
+            torch.lerp(moving.state.q.h, held.h + stats.h, _ABSORBED),
+            torch.lerp(moving.state.q.P, held.P + stats.P, _ABSORBED),
+        )
+        return elbo
+
+    return step
 
 
 def _moving(state: State, data: Dataset, settings: Settings) -> Moving:

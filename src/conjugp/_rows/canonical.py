@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from conjugp._numerics.threads import blocks, each
+from conjugp._rows.dataset import Data, Dataset
 from conjugp._rows.group import ALONE, Group
+from conjugp._rows.on_ranks import OnRanks, order_keys
 
 _HASHED = 1 << 15  # numbers hashed at a time
 
@@ -83,6 +85,28 @@ class Rows(NamedTuple):
     def gathered(self) -> Rows:
         """All rows, next to one another in memory."""
         return self.read(0, self.n)
+
+    def working(
+        self, units: Units, n_classes: int, dtype: torch.dtype, device: torch.device
+    ) -> Dataset:
+        """The rows of all ranks in working units."""
+        data = self.group.all(lambda: self.in_memory(units, n_classes, dtype, device))
+        if self.group.size == 1:
+            return data
+        assert self.key is not None
+        return OnRanks(data, order_keys(self.key), self.group)
+
+    def in_memory(
+        self, units: Units, n_classes: int, dtype: torch.dtype, device: torch.device
+    ) -> Data:
+        """Those here in working units, copied."""
+        return Data(
+            units.apply(self.X, dtype, device, self.place),
+            # Copies: a hold-out moves rows about.
+            torch.tensor(self.y, device=device),
+            torch.tensor(self.weight, dtype=dtype, device=device),
+            n_classes,
+        )
 
 
 def taken(X: np.ndarray, place: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:

@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 from conjugp._rows.group import ALONE, Group
-from conjugp._rows.hold_out import chosen_per_class, held_per_class, rare_per_class, sample_size
+from conjugp._rows.hold_out import chosen_per_class, held_per_class
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+SAMPLE_ROWS = 2**17  # rows that stand for all where kernels and inducing points are chosen ...
+SAMPLE_ELEMENTS = 2**27  # ... fewer if they have more numbers than this ...
+CLASS_ROWS = 2000  # ... and as many of every rare class, if it has them
 _SCAN = 2**16  # labels looked at at a time
 _MOVED = 2**8  # rows moved at a time
 
@@ -117,7 +120,10 @@ class Dataset(ABC):
         first = self.head(n)
         if n >= self.n:
             return first
-        rare = self._per_class(n, rare_per_class(self.counts, first.y))
+        C = self.n_classes
+        most = max(16, min(CLASS_ROWS, SAMPLE_ROWS // C))
+        missing = self.counts.clamp(max=most) - torch.bincount(first.y, minlength=C)
+        rare = self._per_class(n, missing.clamp_(min=0))
         return concatenated([first, self._everywhere(rare)])
 
     def hold_out(self, share: float) -> tuple[Self, Data, Self]:
@@ -201,6 +207,11 @@ class Data(_Columns, Dataset):
                 at += len(some)
             column[at:] = moved
         return self
+
+
+def sample_size(n: int, n_features: int) -> int:
+    """How many of the first n rows are in a sample."""
+    return min(n, SAMPLE_ROWS, max(20_000, SAMPLE_ELEMENTS // n_features))
 
 
 def concatenated(parts: list[Data]) -> Data:

@@ -1,4 +1,4 @@
-"""Which rows are held out, which stand for all, and folds: always even shares of every class."""
+"""Which rows are held out, and folds: always even shares of every class."""
 
 from __future__ import annotations
 
@@ -13,22 +13,7 @@ if TYPE_CHECKING:
 
 MIN_HELD = 100  # held-out rows from which on classes too small for their share give one
 MOST_HELD = 5000
-SAMPLE_ROWS = 2**17  # rows that stand for all where kernels and inducing points are chosen ...
-SAMPLE_ELEMENTS = 2**27  # ... fewer if they have more numbers than this ...
-CLASS_ROWS = 2000  # ... and as many of every rare class, if it has them
 FOLDS = 5
-
-
-def sample_size(n: int, n_features: int) -> int:
-    """How many of the first n rows are in a sample."""
-    return min(n, SAMPLE_ROWS, max(20_000, SAMPLE_ELEMENTS // n_features))
-
-
-def rare_per_class(counts: Tensor, y: Tensor) -> Tensor:
-    """How many more rows of every class a sample wants that has the labels y, (C,)."""
-    C = len(counts)
-    most = max(16, min(CLASS_ROWS, SAMPLE_ROWS // C))
-    return (counts.clamp(max=most) - torch.bincount(y, minlength=C)).clamp_(min=0)
 
 
 def held_per_class(counts: Tensor, share: float) -> Tensor:

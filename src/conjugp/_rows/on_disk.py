@@ -203,6 +203,13 @@ class Store:
         columns = (self._columns[name] for name in names)
         return [file.take(index, width, dtype) for file, dtype, width in columns]
 
+    def working(
+        self, units: Units, n_classes: int, dtype: torch.dtype, device: torch.device
+    ) -> OnDisk:
+        """The rows in working units, read when they are asked for."""
+        like = torch.empty(0, self.n_features, dtype=dtype, device=device)
+        return OnDisk(self, units, n_classes, like)
+
 
 def _rows(columns: Sequence[NDArray[Any]]) -> Rows:
     X, y, weight = columns

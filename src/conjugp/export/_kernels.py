@@ -12,7 +12,7 @@ from torch import Tensor
 from conjugp import kernels as k
 from conjugp.export._graph import Scope, Value
 from conjugp.kernels._columns import Columns
-from conjugp.kernels._distances import MOST_SQUARE
+from conjugp.kernels._stationary import MOST_SQUARE
 
 _TINY = float(torch.finfo(torch.float64).tiny)
 

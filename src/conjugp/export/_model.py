@@ -9,7 +9,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from conjugp._gp.covariance import NONE
 from conjugp._gp.model import Model
-from conjugp._inputs.scales import Scaling
+from conjugp._inputs.inputs import Scaling
 from conjugp.export._graph import OPSET, Scope, Trip, Value
 from conjugp.export._integrals import lambda_integral, largest, log_sigmoid, normalised
 from conjugp.export._kernels import diagonal, matrix
