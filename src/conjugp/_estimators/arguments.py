@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from sklearn.utils import check_random_state
 
+from conjugp._estimators.tables import check_columns
 from conjugp._fit.options import FitOptions, number, one_of, whole
 from conjugp._gp.covariance import FAMILIES, NONE
 from conjugp._gp.inducing import STRATEGIES
@@ -89,6 +90,8 @@ def check_common(clf: Any) -> None:
         one_of("inducing", clf.inducing, STRATEGIES)
     if isinstance(clf.prior_mean, str) and clf.prior_mean != "auto":
         raise ValueError(f"prior_mean must be 'auto' or numbers; got {clf.prior_mean!r}")
+    check_columns("categorical", clf.categorical)
+    check_columns("ignore", clf.ignore)
     if not isinstance(clf.verbose, bool):
         whole("verbose", clf.verbose, 0)
     try:

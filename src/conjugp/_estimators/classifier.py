@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -131,6 +131,11 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         Seed; the same seed gives the same bits on one machine.
     verbose : int, default=0
         1 shows a progress bar.
+    categorical : "auto" or list of str or int, default="auto"
+        Columns of X, by name or position, whose numbers are codes of categories. Text is a
+        category in any case.
+    ignore : list of str or int, default=()
+        Columns of X, by name or position, that are left out.
     options : FitOptions or None, default=None
         Rarer settings.
 
@@ -204,6 +209,8 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         dtype: str = "float32",
         random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,
+        categorical: str | Sequence[str | int] = "auto",
+        ignore: Sequence[str | int] = (),
         options: FitOptions | None = None,
     ) -> None:
         self.kernel = kernel
@@ -229,6 +236,8 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         self.dtype = dtype
         self.random_state = random_state
         self.verbose = verbose
+        self.categorical = categorical
+        self.ignore = ignore
         self.options = options
 
     @classmethod
@@ -396,7 +405,9 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 warm = warm if same and rows.n_features == self._inputs.n_features else None
             names = names_of(self)
             inputs = (
-                self._inputs if warm else Inputs.fit(rows, [get_kernel(self.kernel)], names, group)
+                self._inputs
+                if warm
+                else Inputs.fit(rows, [get_kernel(self.kernel)], names, group, self._encoder)
             )
             scaling = inputs.scaling
             start = warm.state if warm else None
@@ -408,7 +419,9 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                     journal = Journal(seed)
                     if checkpoint is not None:
                         journal = open_journal(self, checkpoint, rows, classes, data, warm, seed)
-                plan = make_plan(self, data, scaling, likelihood, bound, options, journal.seed)
+                plan = make_plan(
+                    self, data, scaling, likelihood, bound, options, journal.seed, inputs.groups
+                )
                 return Run(plan, bar, journal), data
 
             run, data = prepared(dtype)
@@ -431,7 +444,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 if saved is None:
                     raise
                 fitted, found = saved
-            self._keep(fitted, Inputs(found, names), classes)
+            self._keep(fitted, replace(inputs, scaling=found), classes)
             self.__dict__.pop("_stream", None)
         if stopped is not None:
             if options.on_interrupt == "raise":
@@ -499,7 +512,9 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         with unchanged_on_error(self):
             rows, _ = check_training_data(self, X, y, sample_weight, known, reset=not fitted)
             names, kernel = names_of(self), get_kernel(self.kernel)
-            inputs = self._inputs if fitted else Inputs.fit(rows, [kernel], names)
+            inputs = (
+                self._inputs if fitted else Inputs.fit(rows, [kernel], names, encoder=self._encoder)
+            )
             stream, goes_on = getattr(self, "_stream", None), True
             if stream is None:
                 limit = COUPLED_INDUCING if self.n_inducing in ("auto", None) else self.n_inducing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from numbers import Integral
@@ -89,6 +90,8 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         Seed.
     verbose : int, default=0
         1 says what is to come and shows a progress bar for every chain.
+    categorical, ignore
+        Columns of X that are codes of categories or are left out, as in `GPClassifier`.
 
     Attributes
     ----------
@@ -145,6 +148,8 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         on_interrupt: str = "raise",
         random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,
+        categorical: str | Sequence[str | int] = "auto",
+        ignore: Sequence[str | int] = (),
     ) -> None:
         self.kernel = kernel
         self.hyperparameters = hyperparameters
@@ -162,6 +167,8 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         self.on_interrupt = on_interrupt
         self.random_state = random_state
         self.verbose = verbose
+        self.categorical = categorical
+        self.ignore = ignore
 
     @classmethod
     def from_classifier(cls, clf: GPClassifier, **changes: Any) -> GibbsGPClassifier:
@@ -184,6 +191,8 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
             "prior_mean": clf.prior_mean_,
             "hyperparameters": "fixed",
             "random_state": clf.random_state,
+            "categorical": clf.categorical,
+            "ignore": clf.ignore,
         }
         return cls(**{**settings, **changes})
 

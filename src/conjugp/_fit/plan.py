@@ -66,6 +66,7 @@ def make_plan(
     bound: str,
     options: FitOptions,
     seed: int,
+    groups: tuple[int, ...] | None = None,
 ) -> Plan:
     """Settle every "auto" from N, C and D."""
     kernel = get_kernel(clf.kernel)
@@ -117,6 +118,7 @@ def make_plan(
         max_epochs=clf.max_epochs,
         tol=clf.tol,
         inference="ep" if clf.inference == "ep" else "vi",
+        groups=groups,
         **knobs_of(options),
     )
     return Plan(

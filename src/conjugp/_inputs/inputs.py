@@ -9,6 +9,7 @@ from typing import Any, overload
 import numpy as np
 from torch import Tensor
 
+from conjugp._inputs.encoder import Encoder
 from conjugp._inputs.scales import Readable, Scaling, fit_scaling
 from conjugp._persistence.parts import Parts
 from conjugp._rows.group import ALONE, Group
@@ -19,13 +20,15 @@ _ROWS = 2**15  # rows that are scaled at a time
 
 @dataclass(frozen=True)
 class Inputs:
-    """Columns of numbers, D of them: their names, where they have any, and their units.
+    """Features, D of them: their names, where they have any, their units, and for the columns of
+    tables what they come from.
 
     Whatever has units, rows, inducing points and kernels, goes to and fro here.
     """
 
     scaling: Scaling
     names: tuple[str, ...] | None = None
+    encoder: Encoder | None = None
 
     @classmethod
     def fit(
@@ -34,10 +37,21 @@ class Inputs:
         kernels: Sequence[Kernel | None],
         names: tuple[str, ...] | None,
         group: Group = ALONE,
+        encoder: Encoder | None = None,
     ) -> Inputs:
         """From the rows of all ranks, centred unless one of the kernels minds the origin."""
         center = all(k is None or k.stationary for k in kernels)
-        return cls(fit_scaling(rows, center, group), names)
+        scaling = fit_scaling(rows, center, group)
+        if encoder is None:
+            return cls(scaling, names)
+        scale = np.where(encoder.own_units, 1.0, scaling.scale)
+        return cls(scaling._replace(scale=scale), encoder.features, encoder)
+
+    @property
+    def groups(self) -> tuple[int, ...] | None:
+        """A number for every feature; those of one group share a lengthscale. None: none do."""
+        found = None if self.encoder is None else self.encoder.groups
+        return found if found is not None and len(set(found)) < len(found) else None
 
     @property
     def n_features(self) -> int:
@@ -74,6 +88,7 @@ class Inputs:
             "n_features": self.n_features,
             "feature_names": None if self.names is None else list(self.names),
             **self.scaling._asdict(),
+            **({} if self.encoder is None else {"encoder": self.encoder}),
         }
 
     @classmethod
@@ -87,4 +102,11 @@ class Inputs:
         shift, scale = (take.array(name, np.float64, D) for name in ("shift", "scale"))
         if not (scale > 0).all():
             raise ValueError("scale must be positive")
-        return cls(Scaling(shift, scale), None if names is None else tuple(names))
+        encoder = take.optional("encoder")
+        if encoder is not None:
+            if not isinstance(encoder, Encoder):
+                raise ValueError("encoder must be an Encoder")
+            encoder.check()
+            if list(encoder.features) != names:
+                raise ValueError("the encoder's features are not those of the model")
+        return cls(Scaling(shift, scale), None if names is None else tuple(names), encoder)
