@@ -290,7 +290,7 @@ def test_labelled_rows(model, method):
         (X, y[:-1], "inconsistent"),
         (X, None, r"\by\b"),
         (X, np.where(y == 1, np.nan, y), "y contains NaN"),
-        (put(np.nan), y, "X contains NaN"),
+        (put(np.inf), y, "X contains inf"),
         (X[:, :1], y, "1 features"),
     ]:
         with pytest.raises(ValueError, match=match):
@@ -337,7 +337,7 @@ def test_partial_fit(no_work):
         (None, X, y, "classes must be given"),
         ([0], X, np.zeros(24), "classes.*at least 2"),
         ([0, 1], X, y, r"\by\b.*classes.*2"),
-        ([0, 1, 2], put(np.nan), y, "X contains NaN"),
+        ([0, 1, 2], put(np.inf), y, "X contains inf"),
         ([0, 1, 2], X, y[:-1], "inconsistent"),
         ([0, 1, 2], put(1e308), y, "X overflows"),
     ]:

@@ -211,7 +211,7 @@ def test_parquet_that_cannot_be_used(tmp_path):
     path.write_bytes(b"no table")
     refused("cannot be read as Parquet")
     pq.write_table(table(b=[[i] for i in range(120)]), path)
-    refused("rows 1 to 120 .*the column 'b' holds a list", TypeError)
+    refused("the column 'b' holds a list in row 1", TypeError)
     pq.write_table(table(kind=pa.array([None, *Y[1:]])), path)
     refused("column 'kind' has missing values")
     refused("no column 'label'; it has", target="label")

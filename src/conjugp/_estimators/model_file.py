@@ -71,7 +71,8 @@ class _Classifier(Form):
             elif isinstance(value, np.random.RandomState):
                 value = {"random state": random_state_parts(value)}
             elif name in ("categorical", "ignore") and not isinstance(value, str):
-                value = list(np.asarray(value, dtype=object).tolist())
+                plain = [x if isinstance(x, str) else int(x) for x in value]
+                value = tuple(plain) if isinstance(value, tuple) else plain
             elif name in ("inducing", "prior_mean") and not isinstance(value, str | float | int):
                 value = np.asarray(value)
             out[name] = value
