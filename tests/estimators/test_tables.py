@@ -67,6 +67,16 @@ def test_what_a_model_says_of_its_columns(model):
     frame, _ = table()
     assert model.n_features_in_ == 7
     assert list(model.feature_names_in_) == list(frame.columns)
+    median = frame["age"].median()
+    assert model.columns_ == {
+        "age": f"a number, {median:.6g} and a feature of its own where it is missing",
+        "city": "a category of 3 levels, (missing)",
+        "street": "a category of 11 levels, (other), the classes' shares in 27 levels",
+        "since": "a date, its place in the year, its place in the week",
+        "member": "a category of 2 levels",
+        "code": "a category of 4 levels",
+        "ticket": "left out: an identifier",
+    }
     tags = model.__sklearn_tags__().input_tags
     assert tags.allow_nan and tags.categorical
 

@@ -168,8 +168,11 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
     class_gap_ : float
         What sampling classes cost at the end of the fit: nats per row by which the bound that was
         raised lies below the one of all classes; 0 where ``class_batch`` did not matter.
+    columns_ : dict of str to str, or None
+        What became of each column of a table with text, categories, dates or gaps: `kernel_` and
+        `inducing_points_` speak of the features that they became. None for plain numbers.
     n_features_in_ : int
-        Number of features.
+        Number of columns of X.
     feature_names_in_ : ndarray of shape (n_features,)
         Names of the features, if X had string column names.
 

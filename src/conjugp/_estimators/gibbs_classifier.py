@@ -114,8 +114,10 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         Whether R-hat is below 1.01 and both sample sizes are at least 100 per chain.
     n_iter_ : int
         Sweeps of every chain.
+    columns_ : dict of str to str, or None
+        What became of the columns of a table, as in `GPClassifier`.
     n_features_in_ : int
-        Number of features.
+        Number of columns of X.
     feature_names_in_ : ndarray of shape (n_features,)
         Names of the features, if X had string column names.
 

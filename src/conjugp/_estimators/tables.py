@@ -52,9 +52,9 @@ def encoded(
     clf: Any, X: Any, y: NDArray[Any] | None, weight: NDArray[np.float64] | None, reset: bool
 ) -> NDArray[np.float64]:
     """The features (n, D) of rows of a table; a fit chooses what they are."""
-    frame = frame_of(X)
     if not reset:
-        return clf._encoder.encode(frame)
+        return clf._encoder.rows(X)
+    frame = frame_of(X)
     assert y is not None
     if not frame.n:
         raise ValueError("X: Found array with 0 sample(s) while a minimum of 1 is required.")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conjugp._inputs.frames import Cells, Frame
+from conjugp._inputs.frames import Cells, Frame, frame_of
 from conjugp._rows.canonical import row_hash
 
 Array = NDArray[np.float64]
@@ -64,6 +64,13 @@ class Number:
         return cls(name, fill, gaps, *((middle, spread) if tamed else (0.0, 0.0)))
 
     @property
+    def words(self) -> str:
+        gaps = (
+            f", {self.fill:.6g} and a feature of its own where it is missing" if self.gaps else ""
+        )
+        return "a number" + ", its long tails tamed" * bool(self.spread) + gaps
+
+    @property
     def features(self) -> list[str]:
         return [self.name, f"{self.name} {MISSING}"] if self.gaps else [self.name]
 
@@ -96,6 +103,10 @@ class Ordered:
 
     def valid(self) -> bool:
         return _texts(self.levels) and isinstance(self.ranks, Number) and self.ranks.valid()
+
+    @property
+    def words(self) -> str:
+        return f"the rank among {len(self.levels)} levels"
 
     @property
     def features(self) -> list[str]:
@@ -143,6 +154,12 @@ class Levels:
         return cls(name, tuple(kept))
 
     @property
+    def words(self) -> str:
+        n = len(set(self.levels) - {MISSING, OTHER})
+        also = [level for level in (MISSING, OTHER) if level in self.levels]
+        return f"a category of {n} levels" + "".join(f", {level}" for level in also)
+
+    @property
     def features(self) -> list[str]:
         return [f"{self.name}={level}" for level in self.levels]
 
@@ -182,6 +199,10 @@ class Shares:
         floats = {self.shares.dtype, self.prior.dtype} == {np.dtype(np.float64)}
         finite = floats and np.isfinite(self.shares).all() and np.isfinite(self.prior).all()
         return bool(fit and finite and (self.levels[1:] > self.levels[:-1]).all())
+
+    @property
+    def words(self) -> str:
+        return f"the classes' shares in {len(self.levels)} levels"
 
     @property
     def features(self) -> list[str]:
@@ -252,6 +273,10 @@ class Date:
         cycles = [c for c, turns in TURNS.items() if span >= turns * CYCLES[c]]
         hours = bool((there != np.floor(there)).any())
         return cls(name, Number.fit(name, cells), (*cycles, *(["day"] * hours)))
+
+    @property
+    def words(self) -> str:
+        return "a date" + "".join(f", its place in the {c}" for c in self.cycles)
 
     @property
     def features(self) -> list[str]:
@@ -341,6 +366,20 @@ class Encoder:
         return tuple(name for part in self.parts for name in part.features)
 
     @property
+    def owners(self) -> tuple[str, ...]:
+        """The columns that the features are of (D,)."""
+        return tuple(part.name for part in self.parts for _ in part.features)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """What became of each column of the table, in words."""
+        found: dict[str, str] = {}
+        for part in self.parts:
+            found[part.name] = ", ".join(filter(None, (found.get(part.name), part.words)))
+        left_out = {name: f"left out: {why}" for name, why in self.left_out.items()}
+        return {name: {**found, **left_out}[name] for name in self.names}
+
+    @property
     def own_units(self) -> NDArray[np.bool_]:
         """Which of them are not scaled (D,)."""
         return np.array([unit for part in self.parts for unit in part.units])
@@ -362,6 +401,10 @@ class Encoder:
         good &= all(isinstance(part, PARTS) and part.name in self.names for part in self.parts)
         if not good or not all(part.valid() for part in self.parts):
             raise ValueError("the columns of the table are not described as they should be")
+
+    def rows(self, X: Any) -> Array:
+        """The features (n, D) of a table of any kind."""
+        return self.encode(frame_of(X))
 
     def encode(self, frame: Frame) -> Array:
         """The features (n, D) of rows; columns are found by their names where they have any."""
