@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose
 from sklearn.datasets import load_wine
 from sklearn.linear_model import LogisticRegression
 
+from conjugp import GPClassifier
 from conjugp import kernels as k
 from conjugp.metrics import class_calibration_errors, class_reliability_curves
 from conjugp.plotting import (
@@ -329,3 +330,12 @@ def test_bad_rows_are_named(clf):
     for display in (PredictionMapDisplay, InducingDisplay, RelevanceDisplay):
         with pytest.raises(ValueError, match="X"):
             display.from_estimator(clf, [[np.nan, 1.0]])
+
+
+def test_relevance_of_a_table_is_by_column():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"level": rng.choice(list("abc"), 90), "noise": rng.normal(size=90)})
+    clf = GPClassifier(random_state=0).fit(frame, frame["level"] == "b")
+    display = RelevanceDisplay.from_estimator(clf, frame)
+    assert list(display.names) == ["level", "noise"] and display.relevance.shape == (1, 2)
+    assert display.relevance[0, 0] > 5 * display.relevance[0, 1]

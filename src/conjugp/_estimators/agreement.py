@@ -21,6 +21,7 @@ from conjugp._estimators.rows import (
     no_rows,
     set_features,
 )
+from conjugp._estimators.tables import is_table
 from conjugp._fit.fit import Fitted
 from conjugp._fit.options import FitOptions
 from conjugp._persistence.checkpoint import FIT, Checkpoint
@@ -84,7 +85,7 @@ def check_shards(
 
     A rank may have no rows. Equal rows of different ranks are not merged.
     """
-    X_, y_, weight = group.all(lambda: _checked(clf, X, y, sample_weight))
+    X_, y_, weight = _by_one_encoder(clf, X, y, sample_weight, group)
     scale = reduce(WeightScale.plus, group.gather(WeightScale.of(weight)))
     names = names_of(clf)
     told = None if not len(X_) else (X_.shape[1], X_.dtype, _kind(y_), np.unique(y_))
@@ -107,7 +108,8 @@ def check_shards(
     dtype = np.result_type(*(told[1] for _, told, _ in some))
     classes = np.unique(np.concatenate([told[3] for _, told, _ in some]))
     check_classes(classes)
-    set_features(clf, width, names)
+    if clf._encoder is None:
+        set_features(clf, width, names)
     X_ = X_.astype(dtype, copy=False) if len(X_) else np.empty((0, width), dtype)
     labels = np.searchsorted(classes, y_) if len(X_) else np.empty(0, np.int64)
     mass = np.bincount(labels, weights=weight, minlength=len(classes))
@@ -118,14 +120,32 @@ def check_shards(
     return rows._replace(group=group), classes
 
 
+def _by_one_encoder(
+    clf: Any, X: Any, y: Any, sample_weight: Any, group: Group
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Checked rows; of tables the first rank that has rows says what columns become."""
+    clf._encoder = None
+    tables = group.gather(group.all(lambda: not no_rows(X, y) and is_table(clf, X, True)))
+    if True not in tables:
+        return group.all(lambda: _checked(clf, X, y, sample_weight))
+    first, found = tables.index(True), None
+    if group.rank == first:
+        found = group.all(lambda: _checked(clf, X, y, sample_weight))
+    else:
+        group.all(lambda: None)
+    told = ("_encoder", "n_features_in_", "feature_names_in_")
+    clf.__dict__.update(group.gather({k: v for k, v in clf.__dict__.items() if k in told})[first])
+    return group.all(lambda: found or _checked(clf, X, y, sample_weight, reset=False))
+
+
 def _checked(
-    clf: Any, X: Any, y: Any, sample_weight: Any
+    clf: Any, X: Any, y: Any, sample_weight: Any, reset: bool = True
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Rows of positive weight on this rank; there may be none."""
     if no_rows(X, y):
         return np.empty((0, 0)), np.empty(0), np.empty(0)
     try:
-        return check_labelled(clf, X, y, sample_weight, True)
+        return check_labelled(clf, X, y, sample_weight, reset)
     except ValueError as error:
         where = _where(X)
         if not where:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -130,6 +130,11 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         Seed; the same seed gives the same bits on one machine.
     verbose : int, default=0
         1 shows a progress bar.
+    categorical : "auto" or list of str or int, default="auto"
+        Columns of X, by name or position, whose numbers are codes of categories. Text is a
+        category in any case.
+    ignore : list of str or int, default=()
+        Columns of X, by name or position, that are left out.
     options : FitOptions or None, default=None
         Rarer settings.
 
@@ -162,8 +167,11 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
     class_gap_ : float
         What sampling classes cost at the end of the fit: nats per row by which the bound that was
         raised lies below the one of all classes; 0 where ``class_batch`` did not matter.
+    columns_ : dict of str to str, or None
+        What became of each column of a table with text, categories, dates or gaps: `kernel_` and
+        `inducing_points_` speak of the features that they became. None for plain numbers.
     n_features_in_ : int
-        Number of features.
+        Number of columns of X.
     feature_names_in_ : ndarray of shape (n_features,)
         Names of the features, if X had string column names.
 
@@ -203,6 +211,8 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         dtype: str = "float32",
         random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,
+        categorical: str | Sequence[str | int] = "auto",
+        ignore: Sequence[str | int] = (),
         options: FitOptions | None = None,
     ) -> None:
         self.kernel = kernel
@@ -228,6 +238,8 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
         self.dtype = dtype
         self.random_state = random_state
         self.verbose = verbose
+        self.categorical = categorical
+        self.ignore = ignore
         self.options = options
 
     @classmethod
@@ -399,7 +411,11 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 same = np.array_equal(classes, self.classes_) and warm.state is not None
                 warm = warm if same and rows.n_features == self._inputs.n_features else None
             names = names_of(self)
-            inputs = self._inputs if warm else Inputs.fit(rows, [kernel], names, group)
+            inputs = (
+                self._inputs
+                if warm
+                else Inputs.fit(rows, [kernel], names, group, encoder=self._encoder)
+            )
             scaling = inputs.scaling
             start = warm.state if warm else None
 
@@ -410,7 +426,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                     journal = Journal(seed)
                     if checkpoint is not None:
                         journal = open_journal(self, checkpoint, rows, classes, data, warm, seed)
-                plan = make_plan(self, data, scaling, checked, journal.seed)
+                plan = make_plan(self, data, scaling, checked, journal.seed, inputs.groups)
                 return Run(plan, bar, journal), data
 
             run, data = prepared(dtype)
@@ -433,7 +449,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 if saved is None:
                     raise
                 fitted, found = saved
-            self._keep(fitted, Inputs(found, names), classes)
+            self._keep(fitted, replace(inputs, scaling=found), classes)
             self.__dict__.pop("_stream", None)
         if stopped is not None:
             if options.on_interrupt == "raise":
@@ -504,7 +520,9 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             inputs = (
                 self._inputs
                 if fitted
-                else Inputs.fit(rows, [kernel], names_of(self), complete=False)
+                else Inputs.fit(
+                    rows, [kernel], names_of(self), complete=False, encoder=self._encoder
+                )
             )
             stream, goes_on = getattr(self, "_stream", None), True
             if stream is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from numbers import Integral
@@ -85,6 +86,8 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         Seed.
     verbose : int, default=0
         1 says what is to come and shows a progress bar for every chain.
+    categorical, ignore
+        Columns of X that are codes of categories or are left out, as in `GPClassifier`.
 
     Attributes
     ----------
@@ -107,8 +110,10 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         Whether R-hat is below 1.01 and both sample sizes are at least 100 per chain.
     n_iter_ : int
         Sweeps of every chain.
+    columns_ : dict of str to str, or None
+        What became of the columns of a table, as in `GPClassifier`.
     n_features_in_ : int
-        Number of features.
+        Number of columns of X.
     feature_names_in_ : ndarray of shape (n_features,)
         Names of the features, if X had string column names.
 
@@ -141,6 +146,8 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         on_interrupt: str = "raise",
         random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,
+        categorical: str | Sequence[str | int] = "auto",
+        ignore: Sequence[str | int] = (),
     ) -> None:
         self.kernel = kernel
         self.hyperparameters = hyperparameters
@@ -158,6 +165,8 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         self.on_interrupt = on_interrupt
         self.random_state = random_state
         self.verbose = verbose
+        self.categorical = categorical
+        self.ignore = ignore
 
     @classmethod
     def from_classifier(cls, clf: GPClassifier, **changes: Any) -> GibbsGPClassifier:
@@ -180,6 +189,8 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
             "prior_mean": clf.prior_mean_,
             "hyperparameters": "fixed",
             "random_state": clf.random_state,
+            "categorical": clf.categorical,
+            "ignore": clf.ignore,
         }
         return cls(**{**settings, **changes})
 

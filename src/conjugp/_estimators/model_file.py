@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from conjugp._estimators.rows import set_features
+from conjugp._estimators.rows import set_inputs
 from conjugp._fit.files import (
     DTYPES,
     fitted_parts,
@@ -25,6 +25,7 @@ from conjugp._fit.files import (
     stream_parts,
 )
 from conjugp._fit.options import FitOptions, check_device, check_parameters, one_of
+from conjugp._inputs.encoder import PARTS, Encoder
 from conjugp._inputs.inputs import Inputs
 from conjugp._persistence.model_file import Form, register, save
 from conjugp._persistence.parts import Parts, random_state_parts, read_random_state
@@ -54,7 +55,7 @@ class Saveable:
 class _Classifier(Form):
     """What both have in common."""
 
-    classes = (*KERNELS, Columns, *LIKELIHOODS.values())
+    classes = (*KERNELS, Columns, *LIKELIHOODS.values(), Encoder, *PARTS)
     bases = (Kernel, Likelihood)
 
     def cls(self) -> type:
@@ -75,13 +76,18 @@ class _Classifier(Form):
                 value = {"options": {**value.get_params(deep=False), "callback": None}}
             elif isinstance(value, np.random.RandomState):
                 value = {"random state": random_state_parts(value)}
+            elif name in ("categorical", "ignore") and not isinstance(value, str):
+                plain = [x if isinstance(x, str) else int(x) for x in value]
+                value = tuple(plain) if isinstance(value, tuple) else plain
             elif name in ("inducing", "prior_mean") and not isinstance(value, str | float | int):
                 value = np.asarray(value)
             out[name] = value
         return out
 
     def unfitted(self, arguments: dict[str, Any]) -> Any:
-        given = dict(arguments)
+        known = inspect.signature(self.cls()).parameters
+        # Older files know fewer.
+        given = {**{name: p.default for name, p in known.items()}, **arguments}
         for name, value in arguments.items():
             if isinstance(value, dict) and set(value) == {"options"}:
                 if value["options"].get("callback") is not None:
@@ -89,7 +95,7 @@ class _Classifier(Form):
                 given[name] = FitOptions(**value["options"])
             elif isinstance(value, dict) and set(value) == {"random state"}:
                 given[name] = read_random_state(Parts(value["random state"]))
-        if set(given) != set(inspect.signature(self.cls()).parameters):
+        if set(given) != set(known):
             raise ValueError("the arguments of the constructor are not those of this class")
         self.check(given)
         return self.cls()(**given)
@@ -159,7 +165,7 @@ class _GPForm(_Classifier):
         if stream is not None:
             stream = read_stream(Parts(stream), fitted)
         clf._keep(fitted, inputs, classes)
-        set_features(clf, inputs.n_features, inputs.names)
+        set_inputs(clf, inputs)
         clf._prediction_seed = seed
         # Attributes come from what was saved, and only then does it move.
         place, kind = _place(device, was), None if dtype is None else DTYPES[dtype]
@@ -218,7 +224,7 @@ class _GibbsForm(_Classifier):
         m, v = clf._model.latent(clf._model.Z[:2])
         if not (m.isfinite().all() and v.isfinite().all()):
             raise ValueError("the latent functions are not finite")
-        set_features(clf, inputs.n_features, inputs.names)
+        set_inputs(clf, inputs)
 
 
 def _face(take: Parts) -> tuple[NDArray[Any], Inputs]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import Tags
 from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 
@@ -57,6 +58,12 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         """What answers; an error before there is a fit."""
         raise NotImplementedError
 
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.categorical = True
+        return tags
+
     def _integration(self) -> Integration:
         """How probabilities are integrated."""
         return EXACT
@@ -64,12 +71,12 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
     def _rows(self, X: ArrayLike) -> Tensor:
         """Checked rows in working units; an error before there is a fit."""
         Z = self._predictor.Z
-        return self._inputs.apply(check_rows(self, X, None, False)[0], Z)
+        return self._inputs.apply(check_rows(self, X, None, False, fitted=self._inputs)[0], Z)
 
     def _labelled(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> Data:
         """Checked rows with labels out of ``classes_``, in working units."""
         Z = self._predictor.Z
-        X_, y_ = check_rows(self, X, y, False)
+        X_, y_ = check_rows(self, X, y, False, fitted=self._inputs)
         y_ = column_or_1d(y_, warn=True)
         unseen = np.setdiff1d(y_, self.classes_)
         if len(unseen):
@@ -81,7 +88,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         """Set the fitted attributes that every classifier has, in the user's units."""
         inner, mean = predictor.prior()
         kernels = [inputs.outward(kernel) for kernel in inner]
-        self.classes_, self._inputs = classes, inputs
+        self.classes_, self._inputs, self._encoder = classes, inputs, inputs.encoder
+        self.columns_ = None if inputs.encoder is None else inputs.encoder.columns
         self.kernel_ = kernels[0] if len(kernels) == 1 else kernels
         self.inducing_points_ = inputs.invert(predictor.Z)
         self.prior_mean_ = mean.cpu().double().numpy()

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.exceptions import ConvergenceWarning, DataConversionWarning
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from conjugp._estimators.classifier import GPClassifier
-from conjugp._estimators.rows import check_rows, check_training_data, names_of
+from conjugp._estimators.rows import check_labelled, merged, names_of
 from conjugp._fit.options import check_common, number, one_of, whole
 from conjugp._fit.plan import given_inducing, start_mean
 from conjugp._fit.starts import median_distance
@@ -76,12 +76,13 @@ def _kernels(clf: Any) -> list[Kernel | None]:
 
 def problem_of(clf: Any, X: ArrayLike, y: ArrayLike, seed: int) -> Problem:
     """The posterior to sample, and how it belongs to the rows and units of the user."""
-    rows, classes = check_training_data(clf, X, y, None)
+    checked = check_labelled(clf, X, y, None, True)
+    rows, classes = merged(clf, *checked)
     rows = rows.gathered()
     C, given = len(classes), _kernels(clf)
     if len(given) not in (1, C):
         raise ValueError(f"kernel must be one kernel or {C}, one per class; got {len(given)}")
-    inputs = Inputs.fit(rows, given, names_of(clf))
+    inputs = Inputs.fit(rows, given, names_of(clf), encoder=clf._encoder)
     work = inputs.apply(rows.X, torch.empty(0, dtype=torch.float64))
     data = Data(work, torch.as_tensor(rows.y), torch.as_tensor(rows.weight), C)
     mean = start_mean(clf.prior_mean, data).numpy()
@@ -91,7 +92,7 @@ def problem_of(clf: Any, X: ArrayLike, y: ArrayLike, seed: int) -> Problem:
     kernels = _in_working_units(given, inputs, work)
     with one_thread():
         if clf.hyperparameters == "fit":
-            fitted, mean = _fitted_hyperparameters(clf, rows, given[0], seed)
+            fitted, mean = _fitted_hyperparameters(clf, X, y, rows, given[0], seed)
             kernels = _in_working_units([fitted], inputs, work)
         Z = _inducing(clf, data, kernels[0], seed) if own is None else own
     sampled = clf.hyperparameters == "sample"
@@ -109,11 +110,11 @@ def problem_of(clf: Any, X: ArrayLike, y: ArrayLike, seed: int) -> Problem:
         MEAN_VARIANCE if sampled and isinstance(clf.prior_mean, str) else 0.0,
         float(clf.prior_scale) if sampled else 0.0,
     )
-    return Problem(target, classes, inputs, _observations(clf, X, y, rows, classes))
+    return Problem(target, classes, inputs, _observations(checked[0], checked[1], rows, classes))
 
 
 def _fitted_hyperparameters(
-    clf: Any, rows: Rows, kernel: Kernel | None, seed: int
+    clf: Any, X: Any, y: Any, rows: Rows, kernel: Kernel | None, seed: int
 ) -> tuple[Kernel, NDArray[np.float64]]:
     """The kernel in the units of X and prior means from a variational fit."""
     found = GPClassifier(
@@ -126,11 +127,17 @@ def _fitted_hyperparameters(
         dtype="float64",
         random_state=seed,
         verbose=clf.verbose,
+        categorical=clf.categorical,
+        ignore=clf.ignore,
     )
     with warnings.catch_warnings():
         # Good enough to sample with, even where the ELBO could still rise a little.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        found.fit(rows.X, rows.y, rows.weight)
+        if clf._encoder is None:
+            found.fit(rows.X, rows.y, rows.weight)
+        else:  # which chooses the same features, and knows which share a lengthscale
+            warnings.simplefilter("ignore", UserWarning)
+            found.fit(X, y)
     return found.kernel_, found.prior_mean_  # type: ignore[return-value]
 
 
@@ -146,12 +153,9 @@ def _inducing(clf: Any, data: Data, kernel: Kernel, seed: int) -> NDArray[np.flo
 
 
 def _observations(
-    clf: Any, X: ArrayLike, y: ArrayLike, rows: Rows, classes: NDArray[Any]
+    X_: NDArray[Any], y_: NDArray[Any], rows: Rows, classes: NDArray[Any]
 ) -> NDArray[np.int64]:
     """Which observation of the target every row of the user is; equal rows are alike."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataConversionWarning)  # said before
-        X_, y_ = check_rows(clf, X, y, False)
     labels = np.searchsorted(classes, y_)
     both = np.concatenate(
         [np.column_stack([rows.X, rows.y]), np.column_stack([X_, labels])], dtype=np.float64

@@ -86,7 +86,8 @@ def read(
             report(spool.n)
         if spool is None or not spool.n:
             raise ValueError("source holds no rows with positive weight")
-        if names is not None:  # at the end: arrays from the batches of a frame would be warned of
+        # At the end: arrays from the batches of a frame would be warned of.
+        if names is not None and clf._encoder is None:
             set_features(clf, len(names), names)
         scale.warn()
         known, place = label.settled()

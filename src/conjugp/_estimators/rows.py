@@ -13,8 +13,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, column_or_1d, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    _num_samples,
+    column_or_1d,
+    validate_data,
+)
 
+from conjugp._estimators.tables import encoded, is_table
+from conjugp._inputs.inputs import Inputs
 from conjugp._rows.canonical import Rows, ordered
 
 MOST_SCALE = 3.0  # weights that average more than this, or less than its inverse, are no counts
@@ -33,8 +40,17 @@ def no_rows(X: Any, y: Any) -> bool:
     return empty(X) and empty(y)
 
 
-def check_rows(clf: Any, X: Any, y: Any, reset: bool) -> tuple[NDArray[np.floating], Any]:
-    """Checked X as float32 or float64, and y."""
+def check_rows(
+    clf: Any, X: Any, y: Any, reset: bool, weight: Any = None, fitted: Inputs | None = None
+) -> tuple[NDArray[np.floating], Any]:
+    """Checked X as float32 or float64, features of a table's columns in float64, and y.
+
+    Where `fitted` inputs are numbers, gaps in new rows are their means.
+    """
+    if is_table(clf, X, reset):
+        return _check_table(clf, X, y, reset, weight)
+    if reset:
+        clf._encoder = None
     if isinstance(X, np.ndarray) and X.dtype.kind in "iub" and X.dtype.itemsize <= 2:
         X = X.astype(np.float32)  # exact, and half the memory of scikit-learn's float64
     try:
@@ -43,7 +59,17 @@ def check_rows(clf: Any, X: Any, y: Any, reset: bool) -> tuple[NDArray[np.floati
         out: Any = validate_data(clf, rows, reset=reset, dtype=(np.float64, np.float32), **labels)
     except ValueError as error:
         if "could not convert" in str(error):
-            raise ValueError(f"X must be numeric; encode text columns first ({error})") from error
+            raise ValueError(
+                f"X must be numeric, as the rows were that the model was fitted to ({error})"
+            ) from error
+        if "NaN" in str(error) and np.ndim(X) == 2 and not np.isinf(np.asarray(X)).any():
+            if reset:
+                return _check_table(clf, X, y, reset, weight)
+            if fitted is not None and np.shape(X)[1] == fitted.n_features:
+                X = np.where(np.isnan(np.asarray(X)), fitted.scaling.shift, np.asarray(X))
+                with warnings.catch_warnings():  # names were looked at before
+                    warnings.filterwarnings("ignore", "X does not have valid feature names")
+                    return check_rows(clf, X, y, reset)
         if re.search(r"\b[Xy]\b", str(error)):
             raise
         name = "X and y" if "inconsistent" in str(error) else "X"
@@ -51,10 +77,37 @@ def check_rows(clf: Any, X: Any, y: Any, reset: bool) -> tuple[NDArray[np.floati
     return out if isinstance(out, tuple) else (out, None)
 
 
+def _check_table(
+    clf: Any, X: Any, y: Any, reset: bool, weight: Any
+) -> tuple[NDArray[np.float64], Any]:
+    """The features of a table's rows, and y."""
+    if y is None:
+        return encoded(clf, X, None, None, reset), None
+    labels, n = column_or_1d(y, warn=True), _num_samples(X)
+    if len(labels) != n:
+        raise ValueError(
+            f"X and y: Found input variables with inconsistent numbers of samples: "
+            f"{[n, len(labels)]}"
+        )
+    if not reset:
+        return encoded(clf, X, None, None, reset), labels
+    weight = check_weight(weight, np.empty((n, 1)))
+    return encoded(clf, X, check_labels(labels), weight, reset), labels
+
+
 def names_of(clf: Any) -> tuple[str, ...] | None:
     """The names of the features, where X had any."""
     names = getattr(clf, "feature_names_in_", None)
     return None if names is None else tuple(map(str, names))
+
+
+def set_inputs(clf: Any, inputs: Inputs) -> None:
+    """Set what scikit-learn keeps of the user's columns."""
+    encoder = inputs.encoder
+    if encoder is None:
+        set_features(clf, inputs.n_features, inputs.names)
+    else:
+        set_features(clf, len(encoder.names), encoder.names if encoder.named else None)
 
 
 def set_features(clf: Any, n_features: int, names: Sequence[str] | None) -> None:
@@ -137,7 +190,7 @@ def check_labelled(
     clf: Any, X: Any, y: Any, sample_weight: ArrayLike | None, reset: bool
 ) -> tuple[NDArray[np.floating], NDArray[Any], NDArray[np.float64]]:
     """Checked rows of positive weight (n, D), their labels (n,) and weights (n,)."""
-    X, y = check_rows(clf, X, y, reset)
+    X, y = check_rows(clf, X, y, reset, sample_weight)
     y, weight = check_labels(y), check_weight(sample_weight, X)
     some = weight > 0
     return (X, y, weight) if some.all() else (X[some], y[some], weight[some])
@@ -152,7 +205,17 @@ def check_training_data(
     reset: bool = True,
 ) -> tuple[Rows, NDArray[Any]]:
     """Checked, weighted, merged rows, and the classes."""
-    X_, y_, weight = check_labelled(clf, X, y, sample_weight, reset)
+    return merged(clf, *check_labelled(clf, X, y, sample_weight, reset), classes)
+
+
+def merged(
+    clf: Any,
+    X_: NDArray[np.floating],
+    y_: NDArray[Any],
+    weight: NDArray[np.float64],
+    classes: NDArray[Any] | None = None,
+) -> tuple[Rows, NDArray[Any]]:
+    """The same of checked rows."""
     if not len(y_):
         raise ValueError("sample_weight is zero for every row: there is nothing to fit")
     WeightScale.of(weight).warn()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -240,12 +240,28 @@ def check_common(clf: Any) -> None:
         one_of("inducing", clf.inducing, STRATEGIES)
     if isinstance(clf.prior_mean, str) and clf.prior_mean != "auto":
         raise ValueError(f"prior_mean must be 'auto' or numbers; got {clf.prior_mean!r}")
+    check_columns("categorical", clf.categorical)
+    check_columns("ignore", clf.ignore)
     if not isinstance(clf.verbose, bool):
         whole("verbose", clf.verbose, 0)
     try:
         check_random_state(clf.random_state)
     except ValueError as error:
         raise ValueError(f"random_state: {error}") from error
+
+
+def check_columns(argument: str, given: Any) -> None:
+    """Raise unless an argument lists columns, or is ``"auto"`` where that is allowed."""
+    if argument == "categorical" and isinstance(given, str) and given == "auto":
+        return
+    good = isinstance(given, Sequence | np.ndarray) and not isinstance(given, str | bytes)
+    if not good or not all(
+        isinstance(one, str | Integral) and not isinstance(one, bool) for one in given
+    ):
+        also = "'auto' or " if argument == "categorical" else ""
+        raise ValueError(
+            f"{argument} must be {also}a list of names or positions of columns; got {given!r}"
+        )
 
 
 def check_device(name: str, n_rows: int, group: Group = ALONE) -> torch.device:

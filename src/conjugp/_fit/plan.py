@@ -97,7 +97,14 @@ class Run:
             self._on_progress(p)
 
 
-def make_plan(clf: Any, data: Dataset, scaling: Scaling, checked: Checked, seed: int) -> Plan:
+def make_plan(
+    clf: Any,
+    data: Dataset,
+    scaling: Scaling,
+    checked: Checked,
+    seed: int,
+    groups: tuple[int, ...] | None = None,
+) -> Plan:
     """Settle every "auto" from N, C and D."""
     (kernel, likelihood, bound, options), n = checked, data.n
     given = clf.inducing
@@ -147,6 +154,7 @@ def make_plan(clf: Any, data: Dataset, scaling: Scaling, checked: Checked, seed:
         max_epochs=clf.max_epochs,
         tol=clf.tol,
         inference="ep" if clf.inference == "ep" else "vi",
+        groups=groups,
         **knobs_of(options),
     )
     return Plan(

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from conjugp._inputs.encoder import Encoder
 from conjugp._numerics.threads import blocks, each
 from conjugp._persistence.codec import in_checkpoints
 from conjugp._persistence.parts import Parts
@@ -96,13 +97,15 @@ class Scaling(NamedTuple):
 
 @dataclass(frozen=True)
 class Inputs:
-    """Columns of numbers, D of them: their names, where they have any, and their units.
+    """Features, D of them: their names, where they have any, their units, and for the columns of
+    tables what they come from.
 
     Whatever has units, rows, inducing points and kernels, goes to and fro here.
     """
 
     scaling: Scaling
     names: tuple[str, ...] | None = None
+    encoder: Encoder | None = None
 
     @classmethod
     def fit(
@@ -112,6 +115,7 @@ class Inputs:
         names: tuple[str, ...] | None,
         group: Group = ALONE,
         complete: bool = True,
+        encoder: Encoder | None = None,
     ) -> Inputs:
         """From the rows of all ranks, centred unless one of the kernels minds the origin.
 
@@ -120,9 +124,19 @@ class Inputs:
         """
         center = all(k is None or k.stationary for k in kernels)
         scaling = fit_scaling(rows, center, group)
+        features = names
+        if encoder is not None:
+            scaling = scaling._replace(scale=np.where(encoder.own_units, 1.0, scaling.scale))
+            features = encoder.features
         if complete and group.size == 1 and _LONELY[0] <= rows.n <= _LONELY[1]:
             scaling = _resting(scaling, rows.read(0, rows.n).X)
-        return cls(scaling, names)
+        return cls(scaling, features, encoder)
+
+    @property
+    def groups(self) -> tuple[int, ...] | None:
+        """A number for every feature; those of one group share a lengthscale. None: none do."""
+        found = None if self.encoder is None else self.encoder.groups
+        return found if found is not None and len(set(found)) < len(found) else None
 
     @property
     def n_features(self) -> int:
@@ -164,6 +178,7 @@ class Inputs:
             "n_features": self.n_features,
             "feature_names": None if self.names is None else list(self.names),
             **self.scaling._asdict(),
+            **({} if self.encoder is None else {"encoder": self.encoder}),
         }
 
     @classmethod
@@ -177,7 +192,14 @@ class Inputs:
         shift, scale = (take.array(name, np.float64, D) for name in ("shift", "scale"))
         if not (scale > 0).all():
             raise ValueError("scale must be positive")
-        return cls(Scaling(shift, scale), None if names is None else tuple(names))
+        encoder = take.optional("encoder")
+        if encoder is not None:
+            if not isinstance(encoder, Encoder):
+                raise ValueError("encoder must be an Encoder")
+            encoder.check()
+            if list(encoder.features) != names:
+                raise ValueError("the encoder's features are not those of the model")
+        return cls(Scaling(shift, scale), None if names is None else tuple(names), encoder)
 
 
 def _resting(scaling: Scaling, X: np.ndarray) -> Scaling:

@@ -116,13 +116,10 @@ def _parquet(path: Path, target: str | None, weight: str | None) -> Iterator[Bat
         if name not in there:
             raise ValueError(f"source: {path} has no column {name!r}; it has {there}")
     features = [field for field in table.schema if field.name not in columns]
-    for field in features:
-        kind = field.type
-        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or kind == pa.bool_()):
-            raise ValueError(
-                f"source: column {field.name!r} of {path} holds {kind}, not numbers; encode it, or "
-                "leave it out of the file"
-            )
+    numbers = all(
+        pa.types.is_integer(f.type) or pa.types.is_floating(f.type) or f.type == pa.bool_()
+        for f in features
+    )
     names = [field.name for field in features]
     roles = (names, [target], [] if weight is None else [weight])
     wanted = [name for role in roles for name in role]
@@ -134,12 +131,17 @@ def _parquet(path: Path, target: str | None, weight: str | None) -> Iterator[Bat
                 for part in opened.iter_batches(_BATCH, columns=wanted, use_threads=False):
                     where = f"rows {first + 1} to {first + part.num_rows} of {file}"
                     first += part.num_rows
-                    for name in wanted:
+                    for name in [name for role in roles[1:] for name in role]:
                         if part.column(name).null_count:
                             raise ValueError(f"source, {where}: column {name!r} has missing values")
-                    x, y, w = ([_values(part.column(name)) for name in role] for role in roles)
-                    X = np.column_stack(x) if x else np.empty((part.num_rows, 0))
-                    yield Batch(X, y[0], w[0] if w else None, where, names)
+                    y, w = ([_values(part.column(name)) for name in role] for role in roles[1:])
+                    if numbers and not any(part.column(name).null_count for name in names):
+                        x = [_values(part.column(name)) for name in names]
+                        X = np.column_stack(x) if x else np.empty((part.num_rows, 0))
+                        yield Batch(X, y[0], w[0] if w else None, where, names)
+                    else:
+                        X = pa.Table.from_batches([part]).select(names)
+                        yield Batch(X, y[0], w[0] if w else None, where)
     except (pa.ArrowInvalid, KeyError) as error:  # damage, or a file without one of the columns
         raise ValueError(f"source: {path} cannot be read ({error})") from error
 

@@ -82,6 +82,11 @@ def _exportable(clf: Any) -> Model:
         why = ": its predictions are averages over draws" if hasattr(clf, "to_arviz") else ""
         raise TypeError(f"clf must be a GPClassifier; got {type(clf).__name__}{why}")
     model = clf._predictor
+    if clf._inputs.encoder is not None:
+        raise TypeError(
+            "clf was fitted to a table with text, categories, dates or gaps, which are not "
+            "exported yet; encode its columns before the fit"
+        )
     if not isinstance(model, Model):
         raise TypeError(f"clf: predictions of {type(model).__name__} are not exported")
     prediction = (clf.options or FitOptions()).prediction

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,9 +72,14 @@ class RelevanceDisplay(Display):
         max_features, ax
             As in :meth:`plot`.
         """
+        encoder = getattr(estimator, "_encoder", None)
+        owners = None
+        if encoder is not None:  # features of a column change together
+            X, owners = encoder.rows(X), encoder.owners
+            names = list(dict.fromkeys(owners)) if names is None else names
         rows = numbers("X", X)
         kernels = estimator.kernel_ if isinstance(estimator.kernel_, list) else [estimator.kernel_]
-        found = [relevances(kernel, rows, n_rows, random_state) for kernel in kernels]
+        found = [relevances(kernel, rows, n_rows, random_state, owners) for kernel in kernels]
         if names is None:
             names = feature_names(estimator, X, rows.shape[1])
         return cls(found, names).plot(ax, max_features=max_features)
@@ -109,21 +115,30 @@ class RelevanceDisplay(Display):
 
 @torch.no_grad()
 def relevances(
-    kernel: Kernel, X: NDArray[np.float64], n_rows: int = 200, random_state: int = 0
+    kernel: Kernel,
+    X: NDArray[np.float64],
+    n_rows: int = 200,
+    random_state: int = 0,
+    owners: Sequence[str] | None = None,
 ) -> NDArray[np.float64]:
-    """Mean loss of correlation when a feature alone takes its value in another row: (D,)."""
+    """Mean loss of correlation when a feature alone takes its value in another row: (D,).
+
+    With `owners` of the features (D,), when those of one owner do: (number of owners,).
+    """
     if n_rows < 1:
         raise ValueError(f"n_rows must be at least 1, got {n_rows}")
     rng = np.random.default_rng(random_state)
     pairs = rng.integers(len(X), size=(n_rows, 2))
-    D = X.shape[1]
-    lost = np.zeros(D)
+    held = list(range(X.shape[1]) if owners is None else owners)
+    which = [[d for d, one in enumerate(held) if one == owner] for owner in dict.fromkeys(held)]
+    lost = np.zeros(len(which))
     for i, j in pairs:
-        row = torch.tensor(X[i])
-        changed = row.repeat(D, 1)
-        changed[range(D), range(D)] = torch.tensor(X[j])
+        row, other = torch.tensor(X[i]), torch.tensor(X[j])
+        changed = row.repeat(len(which), 1)
+        for k, features in enumerate(which):
+            changed[k, features] = other[features]
         scale = torch.sqrt(kernel.diag(row[None]) * kernel.diag(changed))
-        same = torch.as_tensor(X[i] == X[j])
+        same = (changed == row).all(1)
         corr = kernel(row[None], changed)[0] / scale.clamp(min=1e-300)
         lost += torch.where(same, torch.zeros_like(corr), 1.0 - corr).numpy()
     return np.clip(lost / n_rows, 0.0, 2.0)

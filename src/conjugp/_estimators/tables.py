@@ -1,0 +1,104 @@
+"""Rows of tables, with text, dates and gaps, as the numbers that an encoder makes of them."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conjugp._inputs.encoder import Encoder, said
+from conjugp._inputs.frames import Frame, frame_of, holds_columns
+from conjugp._inputs.table import suggestion
+
+
+def is_table(clf: Any, X: Any, reset: bool) -> bool:
+    """Whether rows go by an encoder: one of the fit, or for a fit one that its columns ask for."""
+    if not reset:
+        return getattr(clf, "_encoder", None) is not None
+    if _named(getattr(clf, "categorical", "auto")) or _named(getattr(clf, "ignore", ())):
+        return True
+    return holds_columns(X) and not _only_numbers(X)
+
+
+def _named(columns: Any) -> bool:
+    return not isinstance(columns, str) and len(columns) > 0
+
+
+def _only_numbers(X: Any) -> bool:
+    """Whether the cells are numbers and all there; truth values are numbers too."""
+    dtypes = getattr(X, "dtypes", None)
+    if dtypes is not None and hasattr(X, "isna"):  # pandas
+        kinds = {getattr(dtype, "kind", "O") for dtype in dtypes}
+        return kinds <= set("biuf") and not bool(X.isna().to_numpy().any())
+    if isinstance(X, np.ndarray | list | tuple):
+        try:
+            return bool(np.isfinite(np.asarray(X).astype(np.float64)).all())
+        except (TypeError, ValueError):
+            return False
+    frame = frame_of(X)
+    truths = {"True", "False"}
+    return all(
+        not c.gaps.any() and (c.kind == "number" or set(c.values) <= truths)
+        for c in frame.columns.values()
+    )
+
+
+def encoded(
+    clf: Any, X: Any, y: NDArray[Any] | None, weight: NDArray[np.float64] | None, reset: bool
+) -> NDArray[np.float64]:
+    """The features (n, D) of rows of a table; a fit chooses what they are."""
+    if not reset:
+        return clf._encoder.rows(X)
+    frame = frame_of(X)
+    assert y is not None
+    if not frame.n:
+        raise ValueError("X: Found array with 0 sample(s) while a minimum of 1 is required.")
+    categorical = _positions("categorical", clf.categorical, frame)
+    ignore = _positions("ignore", clf.ignore, frame)
+    frame = Frame(
+        {n: c.as_text() if n in categorical else c for n, c in frame.columns.items()},
+        frame.n,
+        frame.named,
+    )
+    labels, codes = np.unique(y, return_inverse=True)
+    weight = np.ones(frame.n) if weight is None else weight
+    texts = [str(label) for label in labels.tolist()]
+    clf._encoder, X_ = Encoder.fit(frame, codes, weight, texts, ignore)
+    clf.n_features_in_ = len(frame.columns)
+    if frame.named:
+        clf.feature_names_in_ = np.asarray(list(frame.columns), dtype=object)
+    elif hasattr(clf, "feature_names_in_"):
+        del clf.feature_names_in_
+    left_out = {n: why for n, why in clf._encoder.left_out.items() if why != "ignored"}
+    if left_out:
+        _warn(f"columns that say nothing of new rows are left out: {said(left_out)}")
+    return X_
+
+
+def _positions(argument: str, given: Any, frame: Frame) -> tuple[str, ...]:
+    """Names of the columns that an argument lists, by name or position."""
+    if isinstance(given, str):
+        return ()
+    names, found, wrong = list(frame.columns), [], []
+    for one in given:
+        if isinstance(one, str) and one in frame.columns:
+            found.append(one)
+        elif isinstance(one, Integral) and -len(names) <= int(one) < len(names):
+            found.append(names[int(one)])
+        else:
+            wrong.append(one)
+    if wrong:
+        hint = suggestion(wrong[0], names) if isinstance(wrong[0], str) else ""
+        raise ValueError(f"{argument}: X has no column {', '.join(map(repr, wrong))}{hint}")
+    return tuple(dict.fromkeys(found))
+
+
+def _warn(text: str) -> None:
+    level, frame = 2, sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("conjugp."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, UserWarning, stacklevel=level)

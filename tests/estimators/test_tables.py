@@ -1,0 +1,293 @@
+"""Tables as people have them: text, categories, dates and gaps, in frames of any kind."""
+
+from __future__ import annotations
+
+import datetime as dt
+import warnings
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.model_selection import cross_val_score
+
+from conjugp import GPClassifier, load
+from conjugp.conformal import ConformalClassifier
+from conjugp.kernels import RBF
+from faces import fixed
+
+N = 120
+
+
+def table(n: int = N, seed: int = 0) -> tuple[pd.DataFrame, np.ndarray]:
+    """Columns of many kinds with gaps, and labels that two of the categories tell."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "age": rng.normal(40, 10, n),
+            "city": rng.choice(["Aachen", "Bonn", "Celle"], n),
+            "street": rng.choice([f"street {i}" for i in range(30)], n),
+            "since": pd.Timestamp("2024-01-31") + pd.to_timedelta(rng.integers(0, 400, n), "D"),
+            "member": rng.random(n) < 0.5,
+            "code": rng.integers(0, 4, n),
+            "ticket": [f"T{i:05d}" for i in range(n)],
+        }
+    )
+    y = np.where((frame["city"] == "Bonn") ^ (frame["code"] == 2), "yes", "no")
+    frame.loc[::7, "age"] = np.nan
+    frame.loc[::9, "since"] = pd.NaT
+    frame.loc[::11, "city"] = None
+    return frame, y
+
+
+def quick(**changes: object) -> GPClassifier:
+    """A fit of everything that takes a fraction of a second."""
+    return GPClassifier(random_state=0, categorical=["code"], max_epochs=20, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def model() -> GPClassifier:
+    frame, y = table()
+    with pytest.warns(UserWarning, match=r"left out: 'ticket' \(an identifier\)"):
+        return quick().fit(frame, y)
+
+
+def test_new_rows_are_told_by_their_categories(model):
+    frame, _ = table(400, seed=1)
+    # Of rows whose city is known: without it a third of the labels would be guesses.
+    y = np.where((frame["city"] == "Bonn") ^ (frame["code"] == 2), "yes", "no")
+    there = frame["city"].notna().to_numpy()
+    assert model.score(frame[there], y[there]) > 0.97
+
+
+def test_what_a_model_says_of_its_columns(model):
+    frame, _ = table()
+    assert model.n_features_in_ == 7
+    assert list(model.feature_names_in_) == list(frame.columns)
+    median = frame["age"].median()
+    assert model.columns_ == {
+        "age": f"a number, {median:.6g} and a feature of its own where it is missing",
+        "city": "a category of 3 levels, (missing)",
+        "street": "a category of 11 levels, (other), the classes' shares in 27 levels",
+        "since": "a date, its place in the year, its place in the week",
+        "member": "a category of 2 levels",
+        "code": "a category of 4 levels",
+        "ticket": "left out: an identifier",
+    }
+    tags = model.__sklearn_tags__().input_tags
+    assert tags.allow_nan and tags.categorical
+
+
+@pytest.mark.parametrize("kind", ["polars", "pyarrow", "objects"])
+def test_it_does_not_matter_whose_table_it_is(kind, model):
+    frame, y = table()
+    made = {
+        "polars": lambda f: pl.from_pandas(f),
+        "pyarrow": lambda f: pa.Table.from_pandas(f),
+        "objects": lambda f: f.to_numpy(dtype=object),
+    }[kind]
+    categorical = [5] if kind == "objects" else ["code"]
+    with pytest.warns(UserWarning, match="left out"):
+        other = quick().set_params(categorical=categorical).fit(made(frame), y)
+    new, _ = table(30, seed=2)
+    np.testing.assert_allclose(
+        other.predict_proba(made(new)), model.predict_proba(new), rtol=0, atol=1e-9
+    )
+
+
+def test_columns_are_found_by_name_and_others_are_left_alone(model):
+    new, _ = table(30, seed=2)
+    p = model.predict_proba(new)
+    np.testing.assert_array_equal(model.predict_proba(new[new.columns[::-1]]), p)
+    np.testing.assert_array_equal(model.predict_proba(new.assign(other="x")), p)
+    np.testing.assert_array_equal(model.predict_proba(new.drop(columns="ticket")), p)
+    with pytest.raises(ValueError, match=r"X has not the column 'city', which the model was"):
+        model.predict_proba(new.drop(columns="city"))
+    with pytest.raises(ValueError, match="X has 6 features, but the model was fitted with 7"):
+        model.predict_proba(new.to_numpy(dtype=object)[:, 1:])
+
+
+def test_levels_and_gaps_that_the_fit_has_not_seen(model):
+    new, _ = table(6, seed=3)
+    new["street"] = "street of which nobody has heard"
+    new.loc[0, "city"] = "Xanten"
+    new["code"] = new["code"].astype(object)
+    new.loc[1, "code"] = None
+    new["member"] = new["member"].astype(object)
+    new.loc[2, "member"] = None
+    p = model.predict_proba(new)
+    assert np.isfinite(p).all() and np.allclose(p.sum(axis=1), 1)
+
+
+def test_files_keep_the_columns(model, tmp_path):
+    new, _ = table(30, seed=2)
+    model.save(tmp_path / "m.conjugp")
+    other = load(tmp_path / "m.conjugp")
+    np.testing.assert_array_equal(other.predict_proba(new), model.predict_proba(new))
+    assert list(other.feature_names_in_) == list(new.columns)
+
+
+def test_a_gap_says_something_itself():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 2))
+    y = rng.random(300) < 0.5
+    X[y, 1] = np.nan
+    assert GPClassifier(random_state=0).fit(X[:150], y[:150]).score(X[150:], y[150:]) == 1.0
+
+
+def test_a_gap_that_only_new_rows_have_is_the_mean_of_the_fit():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 2))
+    clf = fixed().fit(X, X[:, 0] > 0)
+    other = X.copy()
+    other[:5, 1] = np.nan
+    filled = np.where(np.isnan(other), X.mean(axis=0), other)
+    np.testing.assert_allclose(clf.predict_proba(other), clf.predict_proba(filled), atol=1e-9)
+
+
+def test_arrays_of_numbers_go_by_no_encoder():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 3))
+    y = X[:, 0] > 0
+    plain = fixed().fit(X, y)
+    for other in (pd.DataFrame(X, columns=list("abc")), pl.DataFrame(X), X.astype(object)):
+        clf = fixed().fit(other, y)
+        assert clf.inducing_points_.shape[1] == 3
+        np.testing.assert_array_equal(clf.predict_proba(other), plain.predict_proba(X))
+
+
+def test_levels_of_a_column_share_a_lengthscale(model):
+    lengths = np.asarray(model.kernel_.lengthscale)
+    assert len(set(lengths.round(9))) < len(lengths)
+
+
+def test_rows_in_another_order_give_the_same_model():
+    frame, y = table()
+    order = np.random.default_rng(5).permutation(N)
+    found = []
+    for rows in (np.arange(N), order):
+        with pytest.warns(UserWarning, match="left out"):
+            clf = quick().fit(frame.iloc[rows], y[rows])
+        found.append(clf.predict_proba(frame))
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-6)
+
+
+def test_streams_and_batches_take_frames():
+    frame, y = table()
+    frame = frame.drop(columns="ticket")
+    parts = [(frame[i : i + 60], y[i : i + 60]) for i in (0, 60)]
+    found = quick().fit_stream(parts)
+    assert found.score(frame, y) > 0.9
+    found = quick()
+    for X, labels in parts:
+        found.partial_fit(X, labels, classes=["no", "yes"])
+    assert found.score(frame, y) > 0.7
+
+
+def test_a_parquet_file_of_text_and_gaps(tmp_path):
+    frame, y = table()
+    frame.drop(columns="ticket").assign(label=y).to_parquet(tmp_path / "rows.parquet")
+    found = quick().fit_stream(tmp_path / "rows.parquet", target="label")
+    assert found.score(frame, y) > 0.9
+
+
+def test_around_it_and_in_a_search():
+    frame, y = table()
+    frame = frame.drop(columns="ticket")
+    sets = ConformalClassifier(quick(), random_state=0).fit(frame, y).predict_set(frame[:20])
+    assert sets.any(axis=1).all()
+    assert cross_val_score(quick(), frame, y, cv=3).mean() > 0.8
+
+
+def test_what_is_left_out():
+    frame, y = table()
+    clf = quick(ignore=["ticket", "street", -2]).set_params(categorical="auto").fit(frame, y)
+    new = frame.assign(street="x", code=0)
+    np.testing.assert_array_equal(clf.predict_proba(new), clf.predict_proba(frame))
+    frame["empty"] = None
+    with pytest.warns(UserWarning, match=r"'empty' \(no values\)"):
+        quick(ignore=["ticket"]).fit(frame, y)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "match"),
+    [
+        ("categorical", "code", r"categorical must be 'auto' or a list of names or positions"),
+        ("categorical", [1.5], r"categorical must be 'auto' or a list"),
+        ("categorical", ["cod"], r"categorical: X has no column 'cod'; did you mean 'code'\?"),
+        ("ignore", "code", r"ignore must be a list of names or positions"),
+        ("ignore", [9], r"ignore: X has no column 9"),
+    ],
+)
+def test_arguments(argument, value, match):
+    frame, y = table()
+    with pytest.raises(ValueError, match=match):
+        GPClassifier(**{argument: value}).fit(frame, y)
+
+
+def test_bad_columns_are_named_all_at_once():
+    frame, y = table()
+    frame["bad"] = [[1]] * N
+    frame["worse"] = np.where(np.arange(N) == 3, np.inf, 1.0)
+    with pytest.raises(TypeError, match=r"'worse' holds an infinite .* row 4.*'bad' holds a list"):
+        GPClassifier().fit(frame[["worse", "bad", "age"]], y)
+    twice = pd.concat([frame[["age", "city"]], frame[["age"]]], axis=1)
+    with pytest.raises(ValueError, match="X has the column 'age' more than once"):
+        GPClassifier().fit(twice, y)
+    with pytest.raises(ValueError, match="X has no column to learn from: 'ticket'"):
+        GPClassifier().fit(frame[["ticket"]], y)
+
+
+def test_a_column_that_is_of_another_kind_later(model):
+    new, _ = table(5)
+    with pytest.raises(ValueError, match=r"the column 'age' held numbers .* and holds texts now"):
+        model.predict(new.assign(age="old"))
+
+
+# --- odd frames -------------------------------------------------------------------------------
+
+CELLS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=True, allow_infinity=True),
+    st.text(max_size=4),
+    st.text(alphabet="\ud800ab\0 ", max_size=3),
+    st.dates(),
+    st.datetimes(timezones=st.none() | st.just(dt.timezone.utc)),
+    st.just(pd.NaT),
+    st.just(pd.NA),
+)
+KINDS = st.sampled_from(["any", "text", "numbers", "dates"])
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> list[object]:
+    """A column of 24 cells, of one type or of any."""
+    kind = draw(KINDS)
+    cell = {
+        "any": CELLS,
+        "text": st.none() | st.text(max_size=2),
+        "numbers": st.none() | st.floats(-1e300, 1e300) | st.integers(-(2**70), 2**70),
+        "dates": st.none() | st.datetimes(),
+    }[kind]
+    return draw(st.lists(cell, min_size=24, max_size=24))
+
+
+@given(st.lists(columns(), min_size=1, max_size=4))
+def test_odd_frames_give_probabilities_or_a_documented_error(made):
+    X = pd.DataFrame({f"c{i}": pd.Series(c, dtype=object) for i, c in enumerate(made)})
+    y = np.arange(24) % 2
+    clf = fixed(kernel=RBF(variance=4.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            p = clf.fit(X, y).predict_proba(X)
+        except (ValueError, TypeError) as error:
+            assert "X" in str(error)
+            assert not hasattr(clf, "classes_")
+        else:
+            assert np.isfinite(p).all() and np.allclose(p.sum(axis=1), 1)
