@@ -63,7 +63,7 @@ def to_onnx(
     from conjugp.export._model import build
 
     labels, metadata = _labels(clf.classes_), _metadata(clf, predictor)
-    model = build(predictor, clf._inputs.scaling, input_dtype, labels, metadata)
+    model = build(predictor, clf._inputs, input_dtype, labels, metadata)
     if model.ByteSize() > _LARGEST:
         raise ValueError(
             f"the model takes {model.ByteSize() / 1e9:.1f} GB, more than one ONNX file can hold; "
@@ -81,11 +81,6 @@ def _exportable(clf: Any) -> Model:
         why = ": its predictions are averages over draws" if hasattr(clf, "to_arviz") else ""
         raise TypeError(f"clf must be a GPClassifier; got {type(clf).__name__}{why}")
     model = clf._predictor
-    if clf._inputs.encoder is not None:
-        raise TypeError(
-            "clf was fitted to a table with text, categories, dates or gaps, which are not "
-            "exported yet; encode its columns before the fit"
-        )
     if not isinstance(model, Model):
         raise TypeError(f"clf: predictions of {type(model).__name__} are not exported")
     prediction = (clf.options or FitOptions()).prediction
@@ -125,4 +120,8 @@ def _metadata(clf: GPClassifier, model: Model) -> dict[str, str]:
     }
     if clf._inputs.names is not None:
         found["feature_names"] = json.dumps(clf._inputs.names)
+    if clf._inputs.encoder is not None:
+        from conjugp.export._columns import kinds
+
+        found["columns"] = json.dumps(kinds(clf._inputs.encoder))
     return found
