@@ -32,6 +32,11 @@ def to_onnx(
     ``predict_proba`` to 1e-5. All arithmetic in it is float64. Needs ``pip install
     "conjugp[onnx]"`` to write; ONNX Runtime is enough to read.
 
+    Of a fit to a table with text, categories, dates or gaps, the graph takes an input (n, 1) for
+    each column that the model uses, by the column's name: numbers, dates as days since 1970-01-01
+    in UTC, both with NaN for a gap, and all else as strings, with ``""`` for a gap. Numbers that
+    are categories are strings too, 3.0 as ``"3"``.
+
     Parameters
     ----------
     clf : GPClassifier
@@ -40,8 +45,9 @@ def to_onnx(
     path : str or path-like
         The file; one that is there is replaced when the new one is complete.
     input_dtype : {"float64", "float32"}, default="float64"
-        What X is, and the probabilities as well. float32 is too coarse for features that are
-        large beside their spread, such as years or coordinates.
+        What X is, or the numbers and dates of a table, and the probabilities as well. float32 is
+        too coarse for features that are large beside their spread, such as years or coordinates;
+        of today's dates it tells times that are three minutes apart.
 
     Examples
     --------
