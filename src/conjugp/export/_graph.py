@@ -8,7 +8,7 @@ float64 there: that is the precision of all arithmetic.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partialmethod
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 OPSET = 17
+ML, ML_OPSET = "ai.onnx.ml", 3  # of lookups of text
 _KINDS = {"double": TensorProto.DOUBLE, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
 
 
@@ -54,7 +55,7 @@ Trip = tuple[Value | None, list[Value], list[Value]]
 class Scope:
     """Nodes one after the other. Arrays and numbers among the inputs become constants."""
 
-    def __init__(self, outer: Scope | None = None) -> None:
+    def __init__(self, outer: Scope | None = None, taken: Iterable[str] = ()) -> None:
         self.root: Scope = self if outer is None else outer.root
         self.depth: int = 0 if outer is None else outer.depth + 1
         self.nodes: list[NodeProto] = []
@@ -62,11 +63,18 @@ class Scope:
             self.constants: dict[str, TensorProto] = {}
             self.wide: dict[str, str] = {}
             self.count = 0
+            self.taken = frozenset(taken)
 
     def name(self) -> str:
         """A name that no other tensor has."""
         self.root.count += 1
-        return f"t{self.root.count}"
+        return self.free(f"t{self.root.count}")
+
+    def free(self, name: str) -> str:
+        """The name, with an underscore behind it if it is taken."""
+        while name in self.root.taken:
+            name += "_"
+        return name
 
     def value(self, name: str) -> Value:
         """A tensor of this name that is an input."""
@@ -91,7 +99,8 @@ class Scope:
         key.update(repr(array.tolist()).encode() if array.dtype == object else array.tobytes())
         root, text = self.root, key.hexdigest()
         if text not in root.constants:
-            root.constants[text] = numpy_helper.from_array(array, f"c{len(root.constants)}")
+            own = self.free(f"c{len(root.constants)}")
+            root.constants[text] = numpy_helper.from_array(array, own)
         name = root.constants[text].name
         if array.dtype != np.float32:
             return name

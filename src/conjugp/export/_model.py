@@ -9,8 +9,9 @@ from onnx import ModelProto, TensorProto, helper
 
 from conjugp._gp.covariance import NONE
 from conjugp._gp.model import Model
-from conjugp._inputs.inputs import Scaling
-from conjugp.export._graph import OPSET, Scope, Trip, Value
+from conjugp._inputs.inputs import Inputs
+from conjugp.export import _columns as columns
+from conjugp.export._graph import ML, ML_OPSET, OPSET, Scope, Trip, Value
 from conjugp.export._integrals import lambda_integral, largest, log_sigmoid, normalised
 from conjugp.export._kernels import diagonal, matrix
 from conjugp.likelihoods import Heaviside, LogisticSoftmax, RobustMax
@@ -22,12 +23,21 @@ _TYPES = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}
 
 
 def build(
-    model: Model, scaling: Scaling, dtype: str, labels: NDArray, metadata: dict[str, str]
+    model: Model, inputs: Inputs, dtype: str, labels: NDArray, metadata: dict[str, str]
 ) -> ModelProto:
     """The model of a fitted classifier whose inputs and probabilities have this dtype."""
     kind, C = _TYPES[dtype], len(labels)
-    graph = Scope()
-    X = graph.value("X")
+    scaling, encoder = inputs.scaling, inputs.encoder
+    declare = helper.make_tensor_value_info
+    if encoder is None:
+        graph = Scope()
+        X, given = graph.value("X"), [declare("X", kind, ["n", len(scaling.shift)])]
+    else:
+        names, types = columns.inputs(encoder), {"text": TensorProto.STRING}
+        graph = Scope(taken=names.values())
+        X = columns.cells(graph, encoder, names)
+        of = columns.kinds(encoder)
+        given = [declare(names[c], types.get(of[c], kind), ["n", 1]) for c in names]
     # Rows go in chunks of R; the last row fills the last chunk.
     n = graph.squeeze(graph.op("Slice", graph.op("Shape", X), np.array([0]), np.array([1])))
     most = np.array(max(1, min(_ROWS, _PAIRS // C)))
@@ -39,6 +49,7 @@ def build(
         begin = scope.op("Mul", i, R)
         rows = scope.op("Min", scope.range(np.array(0), R) + begin, last)
         x = scope.cast(scope.op("Gather", X, rows, axis=0), "double")
+        x = x if encoder is None else columns.features(scope, encoder, x)
         x = (x - scaling.shift) / scaling.scale
         return None, [], [_probabilities(scope, model, x)]
 
@@ -50,15 +61,17 @@ def build(
     graph.rename(graph.op("Gather", labels, best), "label")
     graph.rename(graph.op("Cast", p, to=kind), "probabilities")
 
-    declare = helper.make_tensor_value_info
     label = TensorProto.STRING if labels.dtype == object else TensorProto.INT64
     proto = graph.graph(
-        [declare("X", kind, ["n", len(scaling.shift)])],
+        given,
         [declare("label", label, ["n"]), declare("probabilities", kind, ["n", C])],
     )
+    opsets = [helper.make_opsetid("", OPSET)]
+    if any(node.domain == ML for node in proto.node):
+        opsets.append(helper.make_opsetid(ML, ML_OPSET))
     result = helper.make_model(
         proto,
-        opset_imports=[helper.make_opsetid("", OPSET)],
+        opset_imports=opsets,
         ir_version=_IR_VERSION,
         producer_name="conjugp",
         producer_version=metadata["conjugp_version"],

@@ -1,0 +1,92 @@
+"""Columns of a table as ONNX nodes: an input for each, and the features that they become."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conjugp._inputs import encoder as e
+from conjugp.export._graph import ML, Scope, Value
+
+OUTPUTS = ("label", "probabilities")
+GAP = ""  # in text; in numbers it is NaN
+
+
+def kinds(encoder: e.Encoder) -> dict[str, str]:
+    """The columns that a model uses: "number", "date" (days since 1970) or "text"."""
+    words: dict[type[e.Part], str] = {e.Number: "number", e.Date: "date"}
+    return {part.name: words.get(type(part), "text") for part in encoder.parts}
+
+
+def inputs(encoder: e.Encoder) -> dict[str, str]:
+    """What the inputs of the columns are called: as they are, unless an output or nothing is."""
+    columns, not_free = kinds(encoder), {*OUTPUTS, GAP}
+    scope = Scope(taken={*columns, *not_free})
+    return {name: scope.free(name) if name in not_free else name for name in columns}
+
+
+def cells(scope: Scope, encoder: e.Encoder, names: dict[str, str]) -> Value:
+    """A number for every part of the encoder (n, parts): of text, which row of a table it has."""
+    found = []
+    for part in encoder.parts:
+        x = scope.value(names[part.name])
+        if not isinstance(part, e.Number | e.Date):
+            rows, other, _ = _table(part)
+            coding = {"keys_strings": list(rows), "values_int64s": list(rows.values())}
+            x = scope.op("LabelEncoder", x, domain=ML, default_int64=other, **coding)
+        found.append(scope.cast(x, "double"))
+    return scope.op("Concat", *found, axis=1)
+
+
+def features(scope: Scope, encoder: e.Encoder, x: Value) -> Value:
+    """Rows x (R, parts) of `cells` -> (R, D), as `Encoder.encode` has them."""
+    n = len(encoder.parts)
+    columns = scope.ops("Split", n, x, np.ones(n, np.int64), axis=1)
+    found = [_features(scope, part, c) for part, c in zip(encoder.parts, columns, strict=True)]
+    return scope.op("Concat", *found, axis=1)
+
+
+def _features(scope: Scope, part: e.Part, x: Value) -> Value:
+    """One part, x (R, 1)."""
+    if isinstance(part, e.Number):
+        return _number(scope, part, x)
+    if isinstance(part, e.Date):
+        return _date(scope, part, x)
+    place = scope.op("Squeeze", scope.cast(x, "int64"), np.array([1]))
+    found = scope.op("Gather", _table(part)[2], place, axis=0)
+    return _number(scope, part.ranks, found) if isinstance(part, e.Ordered) else found
+
+
+def _number(scope: Scope, part: e.Number, x: Value) -> Value:
+    missing = scope.op("IsNaN", x)
+    x = scope.op("Where", missing, part.fill, x)
+    if part.spread:
+        a = (x - part.middle) / part.spread
+        bent = a / e.BEND
+        x = a * part.spread / scope.op("Sqrt", bent * bent + 1.0) + part.middle
+    return scope.op("Concat", x, scope.cast(missing, "double"), axis=1) if part.gaps else x
+
+
+def _date(scope: Scope, part: e.Date, x: Value) -> Value:
+    filled = scope.op("Where", scope.op("IsNaN", x), part.days.fill, x)
+    found = [_number(scope, part.days, x)]
+    for cycle in part.cycles:
+        angle = filled * (2 * np.pi) / e.CYCLES[cycle]
+        # The cosine as a sine: runtimes have the one in float64, and not all the other.
+        found += [scope.op("Sin", angle), scope.op("Sin", angle + np.pi / 2)]
+    return scope.op("Concat", *found, axis=1)
+
+
+def _table(part: e.Ordered | e.Levels | e.Shares) -> tuple[dict[str, int], int, NDArray]:
+    """Which row each text has, which one all other texts have, and the rows themselves."""
+    n = len(part.levels)
+    rows = {str(level): i for i, level in enumerate(part.levels)}
+    other = rows.get(e.OTHER, n) if isinstance(part, e.Levels) else n
+    gap = n if isinstance(part, e.Ordered) else rows.get(e.MISSING, other)
+    if isinstance(part, e.Ordered):
+        table = np.append(np.arange(n), np.nan)[:, None]
+    elif isinstance(part, e.Levels):
+        table = np.eye(n + 1)[:, :n]
+    else:
+        table = np.vstack([part.shares, part.prior])
+    return {**rows, GAP: gap}, other, table
