@@ -77,11 +77,24 @@ def test_weights_of_another_scale(client, frame):
         conjugp.dask.fit(client, rows, sample_weight="w", **call)
 
 
+def test_text_and_gaps(client, frame):
+    """The first worker says what columns become, whatever levels the others have."""
+    odd = frame.assign(place=np.where(frame["kind"] == "u", "here", "there"))
+    odd.loc[::9, "a"] = np.nan
+    odd.loc[159, "place"] = "nowhere"
+    rows = dd.from_pandas(odd, npartitions=4)
+    clf = conjugp.dask.fit(client, rows, target="kind", classifier=CLASSIFIER, timeout=60)
+    X = odd.drop(columns="kind")
+    assert list(clf.feature_names_in_) == ["a", "b", "place"] and clf.n_features_in_ == 3
+    assert clf.columns_ is not None and clf.columns_["place"].startswith("a category of 2 levels")
+    assert clf.score(X, odd["kind"]) > 0.9
+
+
 def test_errors_come_back(client, frame):
     bad = frame.copy()
-    bad.loc[7, "a"] = np.nan
+    bad.loc[7, "a"] = np.inf
     rows = dd.from_pandas(bad, npartitions=4)
-    with pytest.raises(ValueError, match=r"rank \d: .*NaN.*row \d+"):
+    with pytest.raises(ValueError, match=r"rank \d: .*inf.*row \d+"):
         conjugp.dask.fit(client, rows, target="kind", classifier=CLASSIFIER)
     with pytest.raises(ValueError, match="target='kin' is not a column"):
         conjugp.dask.fit(client, rows, target="kin")

@@ -130,22 +130,25 @@ def _by_one_encoder(
         return group.all(lambda: _checked(clf, X, y, sample_weight))
     first, found = tables.index(True), None
     if group.rank == first:
-        found = group.all(lambda: _checked(clf, X, y, sample_weight))
+        found = group.all(lambda: _checked(clf, X, y, sample_weight, table=True))
     else:
         group.all(lambda: None)
     told = ("_encoder", "n_features_in_", "feature_names_in_")
     clf.__dict__.update(group.gather({k: v for k, v in clf.__dict__.items() if k in told})[first])
-    return group.all(lambda: found or _checked(clf, X, y, sample_weight, reset=False))
+    return group.all(lambda: found or _checked(clf, X, y, sample_weight, False, True))
 
 
 def _checked(
-    clf: Any, X: Any, y: Any, sample_weight: Any, reset: bool = True
+    clf: Any, X: Any, y: Any, sample_weight: Any, reset: bool = True, table: bool = False
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Rows of positive weight on this rank; there may be none."""
     if no_rows(X, y):
         return np.empty((0, 0)), np.empty(0), np.empty(0)
     try:
-        return check_labelled(clf, X, y, sample_weight, reset)
+        found = check_labelled(clf, X, y, sample_weight, reset)
+        if not table and clf._encoder is not None:
+            raise ValueError("X contains NaN, and in a process group only frames may have gaps")
+        return found
     except ValueError as error:
         where = _where(X)
         if not where:

@@ -408,7 +408,8 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
 
             warm = getattr(self, "_fitted", None) if self.warm_start else None
             if warm is not None:
-                same = np.array_equal(classes, self.classes_) and warm.state is not None
+                plain = self._encoder is None and self._inputs.encoder is None
+                same = plain and np.array_equal(classes, self.classes_) and warm.state is not None
                 warm = warm if same and rows.n_features == self._inputs.n_features else None
             names = names_of(self)
             inputs = (
@@ -449,6 +450,8 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                 if saved is None:
                     raise
                 fitted, found = saved
+            if warm and names != inputs.names:
+                inputs = replace(inputs, names=names)
             self._keep(fitted, replace(inputs, scaling=found), classes)
             self.__dict__.pop("_stream", None)
         if stopped is not None:

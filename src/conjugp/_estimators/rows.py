@@ -47,7 +47,9 @@ def check_rows(
 
     Where `fitted` inputs are numbers, gaps in new rows are their means.
     """
-    if is_table(clf, X, reset):
+    plain = isinstance(X, np.ndarray) and X.dtype.kind in "iubf"  # the short way
+    columns = getattr(clf, "_encoder", None) is not None if not reset else clf.categorical != "auto"
+    if not (plain and not columns and not len(clf.ignore)) and is_table(clf, X, reset):
         return _check_table(clf, X, y, reset, weight)
     if reset:
         clf._encoder = None
@@ -168,8 +170,8 @@ class WeightScale(NamedTuple):
 
     def warn(self) -> None:
         """Say what a weight means where it is unlikely that these were meant to count rows."""
-        mean = self.total / self.n
-        if 1 / MOST_SCALE <= mean <= MOST_SCALE:
+        mean = self.total / max(self.n, 1)
+        if not self.n or 1 / MOST_SCALE <= mean <= MOST_SCALE:
             return
         if self.whole and mean <= (MOST_OF_MANY if self.n > MANY else MOST_COUNT):
             return
