@@ -3,7 +3,7 @@
     python bench/bounds.py [table ...]     # CONJUGP_DATA names the folder of tables/*.parquet
 
 Coupled fits with 300 inducing points and default settings otherwise, at most 3,000 rows to train
-on, text one-hot. Both fits of a table differ in the bound alone.
+on, tables as they are. Both fits of a table differ in the bound alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from data import MissingDataError, Split, load_encoded, tables_at_hand
+from data import Frames, MissingDataError, load_frames, tables_at_hand
 from record import add_output, context, keep, scores
 
 from conjugp import GPClassifier
@@ -25,7 +25,7 @@ BOUNDS = ("exact", "tight")
 WANTED = 0.94  # geometric mean of the ratios of NLL, at most
 
 
-def fitted(data: Split, bound: str, seed: int) -> dict[str, float]:
+def fitted(data: Frames, bound: str, seed: int) -> dict[str, float]:
     """Scores of one fit, and its seconds."""
     clf = GPClassifier(bound=bound, covariance="full", n_inducing=300, random_state=seed)
     began = time.perf_counter()
@@ -76,7 +76,7 @@ def main() -> int:
         return 1
     for name in names:
         try:
-            data = load_encoded(name, arguments.seed)
+            data = load_frames(name, arguments.seed)
         except MissingDataError as error:
             print(f"{name} is left out: {error}")
             continue

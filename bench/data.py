@@ -187,8 +187,17 @@ def parts_of(table: pd.DataFrame) -> tuple[pd.DataFrame, NDArray, NDArray | None
     return table, table.pop("target").to_numpy(), test
 
 
-def load_encoded(name: str, seed: int = 0, most: int = 3000) -> Split:
-    """Split number `seed` of a table, one-hot, with at most so many rows to train on.
+class Frames(NamedTuple):
+    """A split of a table as it is: text, gaps and all."""
+
+    X_train: pd.DataFrame
+    y_train: NDArray
+    X_test: pd.DataFrame
+    y_test: NDArray
+
+
+def load_frames(name: str, seed: int = 0, most: int = 3000) -> Frames:
+    """Split number `seed` of a table, with at most so many rows to train on.
 
     The first split is the table's own, if it has one. Else half of the rows of every class are to
     train on, and 70 % where there are more than 2,000.
@@ -207,8 +216,7 @@ def load_encoded(name: str, seed: int = 0, most: int = 3000) -> Split:
         train, test = train_test_split(rows, train_size=share, stratify=same, random_state=seed)
     train = train[:most]
     test = test[np.isin(y[test], y[train])]
-    X_train, X_test = one_hot(table, train, test)
-    return Split(X_train, y[train], X_test, y[test])
+    return Frames(table.iloc[train], y[train], table.iloc[test], y[test])
 
 
 def one_hot(table: pd.DataFrame, train: NDArray, test: NDArray) -> list[NDArray]:
