@@ -223,3 +223,13 @@ def test_a_column_that_one_row_has_to_itself_says_nothing(n):
         p = clf.predict_proba(test)
         found.append(-np.log(p[np.arange(N_TEST), y[n:]]).mean())
     assert found[0] <= allowed(found[1])
+
+
+def test_a_column_at_rest_leaves_minibatches_free_to_learn():
+    """Inducing points move by steps that are small beside all other columns."""
+    rng = np.random.default_rng(0)
+    X = (rng.random((1200, 12)) < 0.5).astype(float)
+    y = X[:, 0] != X[:, 1]
+    X[:, 11] = np.arange(1200) == 7
+    clf = GPClassifier(covariance="full", n_inducing=60, max_epochs=12, random_state=0).fit(X, y)
+    assert clf.score(X, y) > 0.95

@@ -82,7 +82,7 @@ def problem_of(clf: Any, X: ArrayLike, y: ArrayLike, seed: int) -> Problem:
     C, given = len(classes), _kernels(clf)
     if len(given) not in (1, C):
         raise ValueError(f"kernel must be one kernel or {C}, one per class; got {len(given)}")
-    inputs = Inputs.fit(rows, given, names_of(clf), encoder=clf._encoder)
+    inputs = Inputs.fit(rows, given, names_of(clf), complete=False, encoder=clf._encoder)
     work = inputs.apply(rows.X, torch.empty(0, dtype=torch.float64))
     data = Data(work, torch.as_tensor(rows.y), torch.as_tensor(rows.weight), C)
     mean = start_mean(clf.prior_mean, data).numpy()

@@ -23,6 +23,7 @@ SHARES = (0.0, 0.5, 1.0)
 
 # The small fits that choose: rows, inducing points among them, sweeps, and of the median distance.
 ROWS, POINTS, SWEEPS, LENGTH = 350, 50, 3, 0.7
+AT_REST = 0.01  # all values of a column that is at rest are nearer to 0
 LEAST = 200  # rows, with fewer all features count alike
 
 # Of the kernel with which minibatches start: its variance, and its length in median distances.
@@ -128,9 +129,13 @@ def median_distance(X: Tensor) -> float:
 def lengthscales(X: Tensor, scale: Tensor, share: float) -> Tensor:
     """One per feature of rows in working units, the median distance long, (D,), float64.
 
-    `scale` (D,) is how large a working unit is in the user's.
+    `scale` (D,) is how large a working unit is in the user's; columns at rest have large ones.
     """
-    relative = ((scale.mean() / scale) ** share).clamp(1e-6, 1e6)  # within what kernels can learn
+    far = X.abs().amax(0).cpu()
+    rest = (far > 0.0) & (far < AT_REST)
+    typical = scale[~rest].mean() if bool(rest.any()) and not bool(rest.all()) else scale.mean()
+    relative = ((typical / scale) ** share).clamp(1e-6, 1e6)  # within what kernels can learn
+    relative[rest] = 1.0
     return relative * median_distance(X / relative.to(X))
 
 

@@ -26,7 +26,7 @@ from conjugp.kernels import Kernel
 _ROUND = 1024  # blocks whose moments are kept until they are joined
 _ROWS = 2**15  # rows that are scaled at a time
 _LONELY = (20, 5000)  # rows of fits in which a column that one row has to itself is looked for
-_AT_REST = 1e3  # times their range is a unit of such columns
+_AT_REST = 1e3  # times their range is a unit of such columns; nobody else's rows are so near 0
 
 
 @in_checkpoints
@@ -120,7 +120,8 @@ class Inputs:
         """From the rows of all ranks, centred unless one of the kernels minds the origin.
 
         Of a column in which all rows but one are alike, such as the dummy of a level that one row
-        has, nothing can be learned: where rows are few and `complete`, none is.
+        has, nothing can be learned: where rows are few and `complete`, and kernels are our choice,
+        none is.
         """
         center = all(k is None or k.stationary for k in kernels)
         scaling = fit_scaling(rows, center, group)
@@ -128,7 +129,8 @@ class Inputs:
         if encoder is not None:
             scaling = scaling._replace(scale=np.where(encoder.own_units, 1.0, scaling.scale))
             features = encoder.features
-        if complete and group.size == 1 and _LONELY[0] <= rows.n <= _LONELY[1]:
+        complete = complete and all(k is None for k in kernels) and group.size == 1
+        if complete and _LONELY[0] <= rows.n <= _LONELY[1]:
             scaling = _resting(scaling, rows.read(0, rows.n).X)
         return cls(scaling, features, encoder)
 
