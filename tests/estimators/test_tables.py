@@ -19,6 +19,8 @@ from conjugp.conformal import ConformalClassifier
 from conjugp.kernels import RBF
 from faces import fixed
 
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
 N = 120
 
 
@@ -152,8 +154,8 @@ def test_arrays_of_numbers_go_by_no_encoder():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 3))
     y = X[:, 0] > 0
-    plain = fixed().fit(X, y)
-    for other in (pd.DataFrame(X, columns=list("abc")), pl.DataFrame(X), X.astype(object)):
+    plain, objects = fixed().fit(X, y), pd.DataFrame(X.astype(object), columns=list("abc"))
+    for other in (pd.DataFrame(X, columns=list("abc")), pl.DataFrame(X), X.astype(object), objects):
         clf = fixed().fit(other, y)
         assert clf.inducing_points_.shape[1] == 3
         np.testing.assert_array_equal(clf.predict_proba(other), plain.predict_proba(X))
@@ -291,3 +293,13 @@ def test_odd_frames_give_probabilities_or_a_documented_error(made):
             assert not hasattr(clf, "classes_")
         else:
             assert np.isfinite(p).all() and np.allclose(p.sum(axis=1), 1)
+
+
+def test_rows_of_no_weight_choose_nothing():
+    frame, y = table()
+    frame = frame.drop(columns="ticket")
+    weight = (np.arange(N) % 3 > 0).astype(float)
+    some = frame[weight > 0], y[weight > 0]
+    found, alone = quick().fit(frame, y, weight), quick().fit(*some)
+    assert found.columns_ == alone.columns_
+    np.testing.assert_allclose(found.predict_proba(frame), alone.predict_proba(frame), atol=1e-9)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
-from conjugp._estimators.tables import encoded, is_table
+from conjugp._estimators.tables import encoded, is_table, warn
 from conjugp._inputs.inputs import Inputs
 from conjugp._rows.canonical import Rows, ordered
 
@@ -175,16 +174,11 @@ class WeightScale(NamedTuple):
             return
         if self.whole and mean <= (MOST_OF_MANY if self.n > MANY else MOST_COUNT):
             return
-        level, frame = 2, sys._getframe(1)
-        while frame is not None and frame.f_globals.get("__name__", "").startswith("conjugp."):
-            level, frame = level + 1, frame.f_back
-        warnings.warn(
+        warn(
             f"sample_weight averages {self.total / self.n:.4g}, and a row of weight 2 counts like "
             f"two rows: these {self.n} count like {self.total:.4g}, and the posterior is as wide "
             "as with so many. If the weights only compare rows with one another, multiply them by "
             f"{self.n / self.total:.4g}, so that they average 1",
-            UserWarning,
-            stacklevel=level,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
@@ -33,7 +34,8 @@ def _only_numbers(X: Any) -> bool:
     dtypes = getattr(X, "dtypes", None)
     if dtypes is not None and hasattr(X, "isna"):  # pandas
         kinds = {getattr(dtype, "kind", "O") for dtype in dtypes}
-        return kinds <= set("biuf") and not bool(X.isna().to_numpy().any())
+        if kinds <= set("biuf") or not kinds <= set("biufO"):
+            return kinds <= set("biuf") and not bool(X.isna().to_numpy().any())
     if isinstance(X, np.ndarray | list | tuple):
         try:
             return bool(np.isfinite(np.asarray(X).astype(np.float64)).all())
@@ -59,15 +61,15 @@ def encoded(
         raise ValueError("X: Found array with 0 sample(s) while a minimum of 1 is required.")
     categorical = _positions("categorical", clf.categorical, frame)
     ignore = _positions("ignore", clf.ignore, frame)
-    frame = Frame(
-        {n: c.as_text() if n in categorical else c for n, c in frame.columns.items()},
-        frame.n,
-        frame.named,
-    )
-    labels, codes = np.unique(y, return_inverse=True)
+    columns = {n: c.as_text() if n in categorical else c for n, c in frame.columns.items()}
+    frame = replace(frame, columns=columns)
     weight = np.ones(frame.n) if weight is None else weight
+    some = weight > 0 if (weight > 0).any() else weight == 0
+    labels, codes = np.unique(y[some], return_inverse=True)
     texts = [str(label) for label in labels.tolist()]
-    clf._encoder, X_ = Encoder.fit(frame, codes, weight, texts, ignore)
+    clf._encoder, found = Encoder.fit(frame.take(some), codes, weight[some], texts, ignore)
+    X_ = np.zeros((frame.n, found.shape[1]))  # rows of no weight are dropped
+    X_[some] = found
     clf.n_features_in_ = len(frame.columns)
     if frame.named:
         clf.feature_names_in_ = np.asarray(list(frame.columns), dtype=object)
@@ -75,7 +77,7 @@ def encoded(
         del clf.feature_names_in_
     left_out = {n: why for n, why in clf._encoder.left_out.items() if why != "ignored"}
     if left_out:
-        _warn(f"columns that say nothing of new rows are left out: {said(left_out)}")
+        warn(f"columns that say nothing of new rows are left out: {said(left_out)}")
     return X_
 
 
@@ -97,7 +99,8 @@ def _positions(argument: str, given: Any, frame: Frame) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _warn(text: str) -> None:
+def warn(text: str) -> None:
+    """A warning that points at the line of the user's that called us."""
     level, frame = 2, sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("conjugp."):
         level, frame = level + 1, frame.f_back

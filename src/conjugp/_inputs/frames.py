@@ -52,9 +52,10 @@ class Frame:
     n: int
     named: bool
 
-    def plain(self) -> bool:
-        """Whether all cells are numbers, and there."""
-        return all(c.kind == "number" and not c.gaps.any() for c in self.columns.values())
+    def take(self, rows: NDArray[np.bool_]) -> Frame:
+        """Some of the rows."""
+        columns = {n: replace(c, values=c.values[rows]) for n, c in self.columns.items()}
+        return replace(self, columns=columns, n=int(rows.sum()))
 
     def only(self, names: Iterable[str]) -> Frame:
         """Some of the columns, found by name; an error that says which are missing."""
