@@ -13,8 +13,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from conjugp import GPClassifier
-from conjugp._inputs.encoder import Date, Encoder, Levels, Number, Ordered, Shares
+from conjugp._inputs.encoder import Encoder
 from conjugp._inputs.frames import frame_of
+from conjugp._inputs.kinds import Date, Levels, Number, Ordered, Shares
 from conjugp.export import _columns, to_onnx
 from conjugp.export._graph import ML, ML_OPSET, OPSET, Scope
 

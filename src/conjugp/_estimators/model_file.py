@@ -25,8 +25,9 @@ from conjugp._fit.files import (
     stream_parts,
 )
 from conjugp._fit.options import FitOptions, check_device, check_parameters, one_of
-from conjugp._inputs.encoder import PARTS, Encoder
+from conjugp._inputs.encoder import Encoder
 from conjugp._inputs.inputs import Inputs
+from conjugp._inputs.kinds import PARTS
 from conjugp._persistence.model_file import Form, register, save
 from conjugp._persistence.parts import Parts, random_state_parts, read_random_state
 from conjugp.kernels import KERNELS, Kernel

@@ -5,27 +5,28 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from conjugp._inputs import encoder as e
+from conjugp._inputs import kinds as e
+from conjugp._inputs.encoder import Encoder
 from conjugp.export._graph import ML, Scope, Value
 
 OUTPUTS = ("label", "probabilities")
 GAP = ""  # in text; in numbers it is NaN
 
 
-def kinds(encoder: e.Encoder) -> dict[str, str]:
+def kinds(encoder: Encoder) -> dict[str, str]:
     """The columns that a model uses: "number", "date" (days since 1970) or "text"."""
     words: dict[type[e.Part], str] = {e.Number: "number", e.Date: "date"}
     return {part.name: words.get(type(part), "text") for part in encoder.parts}
 
 
-def inputs(encoder: e.Encoder) -> dict[str, str]:
+def inputs(encoder: Encoder) -> dict[str, str]:
     """What the inputs of the columns are called: as they are, unless an output or nothing is."""
     columns, not_free = kinds(encoder), {*OUTPUTS, GAP}
     scope = Scope(taken={*columns, *not_free})
     return {name: scope.free(name) if name in not_free else name for name in columns}
 
 
-def cells(scope: Scope, encoder: e.Encoder, names: dict[str, str]) -> Value:
+def cells(scope: Scope, encoder: Encoder, names: dict[str, str]) -> Value:
     """A number for every part of the encoder (n, parts): of text, which row of a table it has."""
     found = []
     for part in encoder.parts:
@@ -38,7 +39,7 @@ def cells(scope: Scope, encoder: e.Encoder, names: dict[str, str]) -> Value:
     return scope.op("Concat", *found, axis=1)
 
 
-def features(scope: Scope, encoder: e.Encoder, x: Value) -> Value:
+def features(scope: Scope, encoder: Encoder, x: Value) -> Value:
     """Rows x (R, parts) of `cells` -> (R, D), as `Encoder.encode` has them."""
     n = len(encoder.parts)
     columns = scope.ops("Split", n, x, np.ones(n, np.int64), axis=1)
