@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from sources import SENSIT_FILES, SOURCES, arranged, fetched, read_sensit
+
+if TYPE_CHECKING:  # GPflow's environment has no pandas
+    import pandas as pd
 
 VARIABLE = "CONJUGP_DATA"
 SPLIT = ("shuttle", "mnist", "fashion_mnist", "sensit")  # they come split
@@ -172,7 +174,9 @@ def path_of(name: str) -> Path:
 
 def load_table(name: str) -> pd.DataFrame:
     """A table of numbers and categories; the labels are its column `target`."""
-    return pd.read_parquet(_own(f"tables/{name}.parquet"))
+    import pandas
+
+    return pandas.read_parquet(_own(f"tables/{name}.parquet"))
 
 
 def tables_at_hand() -> list[str]:
