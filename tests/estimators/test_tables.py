@@ -303,3 +303,36 @@ def test_rows_of_no_weight_choose_nothing():
     found, alone = quick().fit(frame, y, weight), quick().fit(*some)
     assert found.columns_ == alone.columns_
     np.testing.assert_allclose(found.predict_proba(frame), alone.predict_proba(frame), atol=1e-9)
+
+
+def test_levels_that_are_called_like_ours():
+    rng = np.random.default_rng(0)
+    names = ["(other)"] * 20 + ["(missing)"] * 20 + ["a"] * 20 + ["b", None]
+    X = pd.DataFrame({"level": rng.permutation(names), "x": rng.normal(size=62)})
+    clf = fixed().fit(X, X["level"] == "a")
+    assert np.isfinite(clf.predict_proba(X)).all()
+    assert clf._inputs.n_features == 1 + 3
+
+
+def test_codes_named_by_an_array():
+    rng = np.random.default_rng(0)
+    X = rng.integers(0, 3, (60, 2)).astype(float)
+    found = [fixed(categorical=c).fit(X, X[:, 0] == 1) for c in (np.array([0, 1]), [0, 1])]
+    assert found[0].columns_ == found[1].columns_
+    np.testing.assert_array_equal(*(clf.predict_proba(X) for clf in found))
+
+
+def test_far_numbers_in_a_column_with_long_tails():
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame({"x": np.exp(4 * rng.normal(size=80)), "level": rng.choice(["a", "b"], 80)})
+    clf = fixed().fit(X, X["level"] == "a")
+    assert "long tails tamed" in clf.columns_["x"]
+    p = clf.predict_proba(pd.DataFrame({"x": [1e9, 1e200, 1.7e308, -1.7e308], "level": "a"}))
+    np.testing.assert_allclose(p[1:3], p[:1].repeat(2, axis=0), atol=1e-6)
+    assert np.isfinite(p).all()
+
+
+def test_dates_where_there_was_text(model):
+    new, _ = table(5)
+    with pytest.raises(ValueError, match=r"the column 'city' held texts .* and holds dates now"):
+        model.predict(new.assign(city=new["since"].fillna(pd.Timestamp("2024-01-01"))))

@@ -47,8 +47,11 @@ def check_rows(
     Where `fitted` inputs are numbers, gaps in new rows are their means.
     """
     plain = isinstance(X, np.ndarray) and X.dtype.kind in "iubf"  # the short way
-    columns = getattr(clf, "_encoder", None) is not None if not reset else clf.categorical != "auto"
-    if not (plain and not columns and not len(clf.ignore)) and is_table(clf, X, reset):
+    if reset:
+        plain &= isinstance(clf.categorical, str) and not len(clf.ignore)
+    else:
+        plain &= getattr(clf, "_encoder", None) is None
+    if not plain and is_table(clf, X, reset):
         return _check_table(clf, X, y, reset, weight)
     if reset:
         clf._encoder = None

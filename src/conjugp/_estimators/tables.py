@@ -41,7 +41,11 @@ def _only_numbers(X: Any) -> bool:
             return bool(np.isfinite(np.asarray(X).astype(np.float64)).all())
         except (TypeError, ValueError):
             return False
-    frame = frame_of(X)
+    # Text is seen in the first rows: most tables are not read twice.
+    return _all_numbers(frame_of(X, 50)) and _all_numbers(frame_of(X))
+
+
+def _all_numbers(frame: Frame) -> bool:
     truths = {"True", "False"}
     return all(
         not c.gaps.any() and (c.kind == "number" or set(c.values) <= truths)

@@ -127,8 +127,11 @@ class Encoder:
 
     def check(self) -> None:
         """Raise ValueError unless it is one that a fit could have made; files hold any."""
-        good = different(self.names) and len(set(self.names)) == len(self.names)
-        good &= isinstance(self.named, bool) and isinstance(self.left_out, dict)
+        good = (
+            different(self.names)
+            and isinstance(self.named, bool)
+            and isinstance(self.left_out, dict)
+        )
         good &= isinstance(self.parts, tuple) and len(self.parts) > 0
         good &= all(isinstance(part, PARTS) and part.name in self.names for part in self.parts)
         if not good or not all(part.valid() for part in self.parts):
@@ -166,13 +169,12 @@ def _with(part: Part, cells: Cells) -> tuple[Part, Array]:
 def _as_in_fit(part: Part, cells: Cells) -> Cells:
     """Cells of the kind that the column had in the fit; an error for others."""
     wanted = {Number: "number", Date: "date"}.get(type(part), "text")
-    if cells.kind == wanted or cells.gaps.all():
-        if cells.kind == wanted:
-            return cells
-        empty = np.full(len(cells.values), np.nan if wanted != "text" else None)
-        return Cells(wanted, empty)
-    if wanted == "text":
-        return cells.as_text() if cells.kind == "number" else cells
+    if cells.kind == wanted:
+        return cells
+    if cells.gaps.all():
+        return Cells(wanted, np.full(len(cells.values), None if wanted == "text" else np.nan))
+    if wanted == "text" and cells.kind == "number":
+        return cells.as_text()
     raise ValueError(
         f"X: the column {part.name!r} held {wanted}s when the model was fitted, and holds "
         f"{cells.kind}s now"

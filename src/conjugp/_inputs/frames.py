@@ -74,10 +74,10 @@ def holds_columns(X: Any) -> bool:
     return _is_frame(X) or _cells_of(X) is not None
 
 
-def frame_of(X: Any) -> Frame:
-    """The columns of a frame, or of a two-dimensional array or list."""
+def frame_of(X: Any, most: int | None = None) -> Frame:
+    """The columns of a frame, or of a two-dimensional array or list; `most` rows of a frame."""
     if _is_frame(X):
-        return _from_frame(X)
+        return _from_frame(X, most)
     found = _cells_of(X)
     cells: NDArray[Any] = np.asarray(X) if found is None else found
     if cells.ndim != 2:
@@ -104,7 +104,7 @@ def _cells_of(X: Any) -> NDArray[Any] | None:
     return np.array([list(row) for row in X], dtype=object)
 
 
-def _from_frame(X: Any) -> Frame:
+def _from_frame(X: Any, most: int | None) -> Frame:
     """Through narwhals, whatever the library."""
     names = [str(name) for name in getattr(X, "column_names", getattr(X, "columns", ()))]
     twice = (
@@ -117,6 +117,7 @@ def _from_frame(X: Any) -> Frame:
     if hasattr(X, "set_axis"):  # pandas, whose names need not be text
         X = X.set_axis(names, axis=1)
     table = nw.from_native(X, eager_only=True)
+    table = table if most is None else table.head(most)
     return _put_together(
         {name: lambda name=name: _from_series(table[name]) for name in names}, len(table), True
     )

@@ -16,6 +16,7 @@ Array = NDArray[np.float64]
 MISSING, OTHER = "(missing)", "(other)"  # levels of their own
 LONG_TAIL = 5.0  # standard deviations from the mean; beyond numbers are tamed
 BEND = 3.0  # ... towards this many
+_FAR = 1e100  # standard deviations; their square is finite
 FOLDS = 5
 STRENGTHS = (0.5, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # rows that a level's prior is worth
 CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}  # days
@@ -75,7 +76,8 @@ class Number:
         missing = cells.gaps
         x = np.where(missing, self.fill, cells.values)
         if self.spread:
-            a = (x - self.middle) / self.spread
+            with np.errstate(over="ignore"):
+                a = np.clip((x - self.middle) / self.spread, -_FAR, _FAR)
             x = self.middle + self.spread * a / np.sqrt(1 + (a / BEND) ** 2)
         return np.column_stack([x, missing.astype(np.float64)]) if self.gaps else x[:, None]
 
@@ -138,7 +140,7 @@ class Levels:
             kept, missing = [*kept, MISSING], 0
         if missing or not enough.all():
             kept.append(OTHER)
-        return cls(name, tuple(kept))
+        return cls(name, tuple(dict.fromkeys(kept)))  # the user's own may be called like ours
 
     @property
     def words(self) -> str:
