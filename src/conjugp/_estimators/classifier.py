@@ -38,7 +38,7 @@ from conjugp._fit.options import (
     seed_of,
 )
 from conjugp._fit.partial import Stream
-from conjugp._fit.plan import COUPLED_INDUCING, Run, make_plan, start_mean
+from conjugp._fit.plan import STREAM_INDUCING, Run, make_plan, start_mean
 from conjugp._gp.predictor import Integration, Predictor
 from conjugp._gp.temperature import Calibration
 from conjugp._inference.settings import Progress
@@ -52,7 +52,7 @@ from conjugp._rows.dataset import Dataset
 from conjugp._rows.group import ALONE, Group, current
 from conjugp._rows.on_disk import Store
 from conjugp._rows.sources import Batch, array_batches, batches
-from conjugp.kernels import Kernel
+from conjugp.kernels import RBF, Kernel
 from conjugp.likelihoods import Likelihood
 
 _STREAM_CACHE_MB = 512  # kernel values kept in fits of streams
@@ -256,6 +256,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             Constructor arguments that replace those of the preset.
         """
         settings: dict[str, Any] = {
+            "kernel": RBF(),
             "bound": "augmented",
             "prior_mean": 0.0,
             "temperature": None,
@@ -529,7 +530,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
             )
             stream, goes_on = getattr(self, "_stream", None), True
             if stream is None:
-                limit = COUPLED_INDUCING if self.n_inducing in ("auto", None) else self.n_inducing
+                limit = STREAM_INDUCING if self.n_inducing in ("auto", None) else self.n_inducing
                 inference = "ep" if self.inference == "ep" else "vi"
                 seed = self._seed()
                 share = options.conditional_variance

@@ -28,6 +28,7 @@ from conjugp._fit.options import FitOptions, check_device, check_parameters, one
 from conjugp._inputs.encoder import Encoder
 from conjugp._inputs.inputs import Inputs
 from conjugp._inputs.kinds import PARTS
+from conjugp._inputs.taming import Taming
 from conjugp._persistence.model_file import Form, register, save
 from conjugp._persistence.parts import Parts, random_state_parts, read_random_state
 from conjugp.kernels import KERNELS, Kernel
@@ -56,7 +57,7 @@ class Saveable:
 class _Classifier(Form):
     """What both have in common."""
 
-    classes = (*KERNELS, Columns, *LIKELIHOODS.values(), Encoder, *PARTS)
+    classes = (*KERNELS, Columns, *LIKELIHOODS.values(), Encoder, *PARTS, Taming)
     bases = (Kernel, Likelihood)
 
     def cls(self) -> type:

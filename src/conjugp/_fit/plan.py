@@ -16,19 +16,23 @@ from conjugp._gp.model import Model
 from conjugp._gp.posterior import State
 from conjugp._inference.settings import Progress, Settings
 from conjugp._inputs.inputs import Scaling
+from conjugp._inputs.taming import FEW_VALUES
 from conjugp._persistence.journal import Journal
 from conjugp._rows.dataset import Data, Dataset, class_shares
-from conjugp.kernels import RBF, Kernel
+from conjugp.kernels import RBF, Kernel, Matern52
 from conjugp.likelihoods import Likelihood, LogisticSoftmax
 from conjugp.likelihoods._base import MC
 
-SMALL = 300  # rows up to which mean and covariance share their inducing points ...
-SMALL_INDUCING = 100  # ... of which there are at most so many
-COUPLED_INDUCING = 200
+# Mean and covariance share their inducing points up to so many rows, and rows times classes.
+COUPLED_ROWS, COUPLED_PAIRS = 3000, 60_000
+LEAST_INDUCING, COUPLED_INDUCING = 150, 300  # a quarter of the rows, within these
+SMALL, SMALL_INDUCING = 300, 100  # rows up to which fewer points do, and smooth kernels
+STREAM_INDUCING = 200
 MEAN_INDUCING = 3000
 MANY_CLASSES = 2000  # more than these are sampled ...
 CLASS_BATCH = 512  # ... so many at a time, beside the batch's labels
 CLASS_ROWS = 512  # in batches of so many rows, lest their labels be all there are
+NUMBER_ROWS = 1000  # that are asked which columns are numbers
 SHARES_ROWS = 300  # up to which learned prior means start at the classes' shares
 
 
@@ -39,6 +43,7 @@ class Plan:
     settings: Settings  # of its loops, where a stage says nothing else
     family: str  # "coupled", or the covariance family of a decoupled fit
     kernel: Kernel | None  # the user's, in working units
+    template: Kernel  # what kernels are made of: the user's, or ours
     shared_kernel: bool
     full_batch: bool  # whether a coupled fit looks at all rows in every step
     mean: Tensor  # (C,), where prior means start
@@ -48,11 +53,6 @@ class Plan:
     shares: Tensor | None  # of the classes among the rows (C,), where that is so
     options: FitOptions
     seed: int
-
-    @property
-    def template(self) -> Kernel:
-        """What kernels are made of."""
-        return RBF() if self.kernel is None else self.kernel
 
     @property
     def usual(self) -> bool:
@@ -114,7 +114,11 @@ def make_plan(
     if isinstance(given, Tensor):
         M = len(given)
     auto = clf.covariance == "auto"
-    few = n <= SMALL if M == "auto" else M is None or int(M) <= SMALL
+    few = (
+        n <= COUPLED_ROWS and n * data.n_classes <= COUPLED_PAIRS
+        if M == "auto"
+        else M is None or int(M) <= COUPLED_INDUCING
+    )
     # A decoupled mean follows the gradient of log p(y | f) at zero variance.
     only_coupled = clf.inference != "auto" or not likelihood.smooth or not clf.shared_kernel
     coupled = clf.covariance == "full" or only_coupled or (auto and few)
@@ -122,7 +126,8 @@ def make_plan(
         M = n
     elif M == "auto":
         many = max(1000, min(MEAN_INDUCING, n // 5))
-        M = min(n, (SMALL_INDUCING if few else COUPLED_INDUCING) if coupled else many)
+        some = min(COUPLED_INDUCING, max(SMALL_INDUCING if n <= SMALL else LEAST_INDUCING, n // 4))
+        M = min(n, some if coupled else many)
     batch = clf.batch_size
     if batch == "auto":
         batch = _coupled_batch(n) if coupled else 0
@@ -157,10 +162,13 @@ def make_plan(
         groups=groups,
         **knobs_of(options),
     )
+    own = None if kernel is None else kernel.to_units(1 / scaling.scale)
+    ours = Matern52() if coupled and n > SMALL and _has_numbers(data) else RBF()
     return Plan(
         settings,
         "coupled" if coupled else ("shared" if auto else clf.covariance),
-        None if kernel is None else kernel.to_units(1 / scaling.scale),
+        own,
+        ours if own is None else own,
         clf.shared_kernel,
         coupled and (batch is None or batch >= n),
         start_mean(clf.prior_mean, data, likelihood),
@@ -172,6 +180,12 @@ def make_plan(
         replace(options, callback=None),  # a copy that can travel
         seed,
     )
+
+
+def _has_numbers(data: Dataset) -> bool:
+    """Whether a column is more than a few levels: functions of numbers are seldom very smooth."""
+    X = data.head(NUMBER_ROWS).X
+    return any(len(torch.unique(column)) > FEW_VALUES for column in X.T)
 
 
 def _coupled_batch(n: int) -> int | None:

@@ -198,6 +198,6 @@ def origin_for(plan: Plan, kernel: Kernel, scaling: Scaling, like: Tensor) -> Te
 
     None where they stay where they are.
     """
-    if plan.kernel is not None or not isinstance(kernel, Normalised) or not scaling.shift.any():
+    if plan.kernel is not None or not isinstance(kernel, Normalised) or not scaling.origin.any():
         return None
-    return torch.as_tensor(scaling.shift / scaling.scale).to(like)
+    return torch.as_tensor(scaling.origin).to(like)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from conjugp._inputs.encoder import Encoder
+from conjugp._inputs.taming import Taming, tamed
 from conjugp._numerics.threads import blocks, each
 from conjugp._persistence.codec import in_checkpoints
 from conjugp._persistence.parts import Parts
@@ -26,15 +27,17 @@ from conjugp.kernels import Kernel
 _ROUND = 1024  # blocks whose moments are kept until they are joined
 _ROWS = 2**15  # rows that are scaled at a time
 _LONELY = (20, 5000)  # rows of fits in which a column that one row has to itself is looked for
+_TAMED = (20, 10_000)  # rows of fits in which columns with long tails are looked for
 _AT_REST = 1e3  # times their range is a unit of such columns; nobody else's rows are so near 0
 
 
 @in_checkpoints
 class Scaling(NamedTuple):
-    """x -> (x - shift) / scale, feature by feature."""
+    """x -> (x - shift) / scale, feature by feature, and what is then tamed."""
 
     shift: np.ndarray  # (D,) float64
     scale: np.ndarray  # (D,) float64, positive
+    taming: Taming | None = None
 
     def apply(
         self,
@@ -47,7 +50,7 @@ class Scaling(NamedTuple):
 
         The difference is taken in float64 where X is.
         """
-        shift, scale = (a.astype(X.dtype, copy=False) for a in self)
+        shift, scale = (a.astype(X.dtype, copy=False) for a in self[:2])
         n = len(X) if place is None else len(place)
         found = torch.empty(n, X.shape[1], dtype=dtype)
         out = found.numpy()
@@ -64,6 +67,8 @@ class Scaling(NamedTuple):
                         taken(X, place[i], part)
                         part -= shift
                     part /= scale
+                if self.taming is not None:
+                    self.taming.apply(X[i] if place is None else X[place[i]], part)
                 if not (float(part.min()) >= -limit and float(part.max()) <= limit):
                     raise ValueError(
                         "X overflows when it is centred and scaled: some values are too far from "
@@ -86,13 +91,26 @@ class Scaling(NamedTuple):
         """Kernels square their inputs, so those squares have to be finite too."""
         return 0.1 * torch.finfo(dtype).max ** 0.5
 
+    @property
+    def origin(self) -> np.ndarray:
+        """What takes working units to the user's origin (D,); that of tamed columns is theirs."""
+        return (self.shift - self.uncentred().shift) / self.scale
+
     def uncentred(self) -> Scaling:
         """The same units with the user's origin."""
-        return self._replace(shift=np.zeros_like(self.shift))
+        kept = np.zeros(len(self.shift), dtype=bool)
+        if self.taming is not None:
+            kept[self.taming.columns] = True
+        return self._replace(shift=np.where(kept, self.shift, 0.0))
 
     def invert(self, X: Tensor) -> np.ndarray:
         """Working units back to the user's, in float64."""
-        return X.detach().cpu().double().numpy() * self.scale + self.shift
+        work = X.detach().cpu().double().numpy().copy()
+        found = work * self.scale + self.shift
+        if self.taming is not None:
+            self.taming.invert(work, self.shift, self.scale)
+            found[:, self.taming.columns] = work[:, self.taming.columns]
+        return found
 
 
 @dataclass(frozen=True)
@@ -121,7 +139,7 @@ class Inputs:
 
         Of a column in which all rows but one are alike, such as the dummy of a level that one row
         has, nothing can be learned: where rows are few and `complete`, and kernels are our choice,
-        none is.
+        none is; and columns whose distances say little are tamed.
         """
         center = all(k is None or k.stationary for k in kernels)
         scaling = fit_scaling(rows, center, group)
@@ -130,6 +148,10 @@ class Inputs:
             scaling = scaling._replace(scale=np.where(encoder.own_units, 1.0, scaling.scale))
             features = encoder.features
         complete = complete and all(k is None for k in kernels) and group.size == 1
+        if complete and _TAMED[0] <= rows.n <= _TAMED[1]:
+            own = np.zeros(len(scaling.scale), bool) if encoder is None else encoder.own_units
+            X, _, weight = rows.read(0, rows.n)[:3]
+            scaling = scaling._replace(taming=tamed(X, weight, ~own))
         if complete and _LONELY[0] <= rows.n <= _LONELY[1]:
             scaling = _resting(scaling, rows.read(0, rows.n).X)
         return cls(scaling, features, encoder)
@@ -179,7 +201,9 @@ class Inputs:
         return {
             "n_features": self.n_features,
             "feature_names": None if self.names is None else list(self.names),
-            **self.scaling._asdict(),
+            "shift": self.scaling.shift,
+            "scale": self.scaling.scale,
+            **({} if self.scaling.taming is None else {"taming": self.scaling.taming}),
             **({} if self.encoder is None else {"encoder": self.encoder}),
         }
 
@@ -194,6 +218,11 @@ class Inputs:
         shift, scale = (take.array(name, np.float64, D) for name in ("shift", "scale"))
         if not (scale > 0).all():
             raise ValueError("scale must be positive")
+        taming = take.optional("taming")
+        if taming is not None:
+            if not isinstance(taming, Taming):
+                raise ValueError("taming must be a Taming")
+            taming.check(D)
         encoder = take.optional("encoder")
         if encoder is not None:
             if not isinstance(encoder, Encoder):
@@ -201,7 +230,7 @@ class Inputs:
             encoder.check()
             if list(encoder.features) != names:
                 raise ValueError("the encoder's features are not those of the model")
-        return cls(Scaling(shift, scale), None if names is None else tuple(names), encoder)
+        return cls(Scaling(shift, scale, taming), None if names is None else tuple(names), encoder)
 
 
 def _resting(scaling: Scaling, X: np.ndarray) -> Scaling:

@@ -6,7 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conjugp._inputs import kinds as e
+from conjugp._inputs import taming as t
 from conjugp._inputs.encoder import Encoder
+from conjugp._inputs.inputs import Scaling
 from conjugp.export._graph import ML, Scope, Value
 
 OUTPUTS = ("label", "probabilities")
@@ -76,6 +78,37 @@ def _date(scope: Scope, part: e.Date, x: Value) -> Value:
         # The cosine as a sine: runtimes have the one in float64, and not all the other.
         found += [scope.op("Sin", angle), scope.op("Sin", angle + np.pi / 2)]
     return scope.op("Concat", *found, axis=1)
+
+
+def scaled(scope: Scope, scaling: Scaling, x: Value) -> Value:
+    """Features x (R, D) in working units, as `Scaling.apply` has them."""
+    z, taming = (x - scaling.shift) / scaling.scale, scaling.taming
+    if taming is None:
+        return z
+    place = np.zeros((len(taming.columns), len(scaling.scale)))
+    place[np.arange(len(place)), taming.columns] = 1.0
+    found = []
+    for j, knots, scores in zip(*taming, strict=True):
+        one, own = (scope.op("Gather", a, np.array([j]), axis=1) for a in (x, z))
+        found.append(_tamed(scope, one, own, knots, scores))
+    values = scope.op("Concat", *found, axis=1) @ place
+    return scope.op("Where", place.sum(axis=0, keepdims=True) > 0.0, values, z)
+
+
+def _tamed(scope: Scope, x: Value, z: Value, knots: NDArray, scores: NDArray) -> Value:
+    """One column (R, 1), as `Taming.apply` has it."""
+    bent = z / t.BEND
+    bent = z / scope.op("Sqrt", bent * bent + 1.0)
+    steps = np.diff(knots)
+    slopes = np.divide(np.diff(scores), steps, out=np.zeros(len(steps)), where=steps > 0)
+    below = scope.cast(x > knots[None, 1:-1], "int64")
+    place = scope.op("ReduceSum", below, np.array([1]), keepdims=0)
+    x = scope.op("Min", scope.op("Max", x, knots[0]), knots[-1])
+    knot, score, slope = (
+        scope.column(scope.op("Gather", a, place, axis=0))
+        for a in (knots[:-1], scores[:-1], slopes)
+    )
+    return (bent + score + (x - knot) * slope) * 0.5
 
 
 def _table(part: e.Ordered | e.Levels | e.Shares) -> tuple[dict[str, int], int, NDArray]:

@@ -50,7 +50,7 @@ def build(
         rows = scope.op("Min", scope.range(np.array(0), R) + begin, last)
         x = scope.cast(scope.op("Gather", X, rows, axis=0), "double")
         x = x if encoder is None else columns.features(scope, encoder, x)
-        x = (x - scaling.shift) / scaling.scale
+        x = columns.scaled(scope, scaling, x)
         return None, [], [_probabilities(scope, model, x)]
 
     (stacked,) = graph.loop(trips, [], chunk, n_stacked=1)

@@ -1,0 +1,109 @@
+"""Numbers whose distances say little: long tails, most values in one place.
+
+Such a column is seen half as it is, its tails bent, and half by ranks: distances then say something
+of all of its rows, and the order of values stays.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from conjugp._persistence.codec import in_checkpoints
+
+Array = NDArray[np.float64]
+
+FEW_VALUES = 12  # columns of so many different ones stay as they are
+NORMAL = 0.9  # and those whose values and normal scores have this squared correlation
+BEND = 3.0  # standard deviations to which a tail is bent
+KNOTS = 256  # values of a column between which scores are linear
+_FAR = 1e6  # standard deviations, which are as good as infinitely many
+
+
+@in_checkpoints
+class Taming(NamedTuple):
+    """The columns that are tamed, and the normal scores of some of their values."""
+
+    columns: NDArray[np.int64]  # (W,)
+    knots: Array  # (W, K) values in the user's units, in order; the last may be there repeatedly
+    scores: Array  # (W, K)
+
+    def apply(self, X: NDArray, z: NDArray) -> None:
+        """Change the columns of z (n, D), the standardised rows X (n, D), in place."""
+        for j, knots, scores in zip(*self, strict=True):
+            z[:, j] = 0.5 * (bent(z[:, j]) + np.interp(X[:, j], knots, scores))
+
+    def invert(self, w: Array, shift: Array, scale: Array) -> None:
+        """Take the columns of w (n, D), tamed, to the user's units, in place.
+
+        Standardised values have this `shift` and `scale` (D,).
+        """
+        for j, knots, scores in zip(*self, strict=True):
+
+            def tamed(x: Array, j: int = j, knots: Array = knots, scores: Array = scores) -> Array:
+                return 0.5 * (bent((x - shift[j]) / scale[j]) + np.interp(x, knots, scores))
+
+            low, high = np.full(len(w), knots[0]), np.full(len(w), knots[-1])
+            for _ in range(64):
+                middle = low + 0.5 * (high - low)
+                below = tamed(middle) < w[:, j]
+                low, high = np.where(below, middle, low), np.where(below, high, middle)
+            # Beyond the last value that has a score the bent part alone goes on.
+            s = 2.0 * w[:, j] - np.where(w[:, j] < tamed(knots[:1]), scores[0], scores[-1])
+            s = s.clip(-BEND * (1 - 1e-9), BEND * (1 - 1e-9))
+            outside = shift[j] + scale[j] * s / np.sqrt(1.0 - (s / BEND) ** 2)
+            within = (w[:, j] >= tamed(knots[:1])) & (w[:, j] <= tamed(knots[-1:]))
+            w[:, j] = np.where(within, high, outside)
+
+    def check(self, n_features: int) -> None:
+        """Raise ValueError unless it is one that a fit could have made; files hold any."""
+        arrays = all(isinstance(a, np.ndarray) and a.dtype.kind in "if" for a in self)
+        good = arrays and self.columns.ndim == 1 and self.knots.ndim == 2
+        good = good and self.knots.shape == self.scores.shape and self.knots.shape[1] > 0
+        good = good and len(self.knots) == len(self.columns) == len(np.unique(self.columns))
+        if not good or not bool(
+            ((self.columns >= 0) & (self.columns < n_features)).all()
+            and np.isfinite(self.knots).all()
+            and np.isfinite(self.scores).all()
+            and (np.diff(self.knots) >= 0).all()
+            and (np.diff(self.scores) >= 0).all()
+        ):
+            raise ValueError("the columns with long tails are not described as they should be")
+
+
+def bent(z: Array) -> Array:
+    """z, in float64, with tails that end at `BEND`."""
+    z = np.asarray(z, dtype=np.float64).clip(-_FAR, _FAR)
+    return z / np.sqrt(1.0 + (z / BEND) ** 2)
+
+
+def tamed(X: NDArray, weight: Array, among: NDArray[np.bool_]) -> Taming | None:
+    """Which columns of X (n, D) `among` these (D,) have to be tamed; None: none."""
+    found: list[tuple[int, Array, Array]] = []
+    for j in np.flatnonzero(among):
+        values, place = np.unique(X[:, j].astype(np.float64), return_inverse=True)
+        if len(values) <= FEW_VALUES:
+            continue
+        share = np.bincount(place, weight) / weight.sum()
+        # The middle of the ranks of equal values: a row of weight 2 is as two rows.
+        scores = ndtri((np.cumsum(share) - 0.5 * share).clip(1e-12, 1 - 1e-12))
+        if _correlation(values, scores, share) ** 2 >= NORMAL:
+            continue
+        some = np.unique(np.linspace(0, len(values) - 1, KNOTS).round().astype(np.intp))
+        fill = (0, KNOTS - len(some))
+        found.append((int(j), *(np.pad(a[some], fill, mode="edge") for a in (values, scores))))
+    if not found:
+        return None
+    columns, knots, scores = zip(*found, strict=True)
+    return Taming(np.array(columns, dtype=np.int64), np.stack(knots), np.stack(scores))
+
+
+def _correlation(a: Array, b: Array, share: Array) -> float:
+    """Of two rows of numbers whose pairs have these shares; 0 where it is not known."""
+    a = a / max(float(np.abs(a).max()), np.finfo(np.float64).tiny)
+    a, b = a - share @ a, b - share @ b
+    spread = float((share @ a**2) * (share @ b**2))
+    return float(share @ (a * b)) / spread**0.5 if spread > 0 else 0.0
