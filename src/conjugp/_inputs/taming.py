@@ -94,7 +94,8 @@ def tamed(X: NDArray, weight: Array, among: NDArray[np.bool_]) -> Taming | None:
             continue
         some = np.unique(np.linspace(0, len(values) - 1, KNOTS).round().astype(np.intp))
         fill = (0, KNOTS - len(some))
-        found.append((int(j), *(np.pad(a[some], fill, mode="edge") for a in (values, scores))))
+        knots, scores = (np.pad(a[some], fill, mode="edge") for a in (values, scores))
+        found.append((int(j), knots, scores))
     if not found:
         return None
     columns, knots, scores = zip(*found, strict=True)
