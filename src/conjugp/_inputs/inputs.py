@@ -151,7 +151,7 @@ class Inputs:
         if complete and _TAMED[0] <= rows.n <= _TAMED[1]:
             own = np.zeros(len(scaling.scale), bool) if encoder is None else encoder.own_units
             X, _, weight = rows.read(0, rows.n)[:3]
-            scaling = scaling._replace(taming=tamed(X, weight, ~own))
+            scaling = scaling._replace(taming=tamed(X, weight, *scaling[:2], ~own))
         if complete and _LONELY[0] <= rows.n <= _LONELY[1]:
             scaling = _resting(scaling, rows.read(0, rows.n).X)
         return cls(scaling, features, encoder)

@@ -6,7 +6,7 @@ of all of its rows, and the order of values stays.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,35 +28,38 @@ class Taming(NamedTuple):
     """The columns that are tamed, and the normal scores of some of their values."""
 
     columns: NDArray[np.int64]  # (W,)
+    slopes: Array  # (W,) what the bent values count, such that all is of order one
     knots: Array  # (W, K) values in the user's units, in order; the last may be there repeatedly
     scores: Array  # (W, K)
 
     def apply(self, X: NDArray, z: NDArray) -> None:
         """Change the columns of z (n, D), the standardised rows X (n, D), in place."""
-        for j, knots, scores in zip(*self, strict=True):
-            z[:, j] = 0.5 * (bent(z[:, j]) + np.interp(X[:, j], knots, scores))
+        for j, slope, knots, scores in zip(*self, strict=True):
+            z[:, j] = slope * bent(z[:, j]) + np.interp(X[:, j], knots, scores)
 
     def invert(self, w: Array, shift: Array, scale: Array) -> None:
         """Take the columns of w (n, D), tamed, to the user's units, in place.
 
         Standardised values have this `shift` and `scale` (D,).
         """
-        for j, knots, scores in zip(*self, strict=True):
+        for j, slope, knots, scores in zip(*self, strict=True):
 
-            def tamed(x: Array, j: int = j, knots: Array = knots, scores: Array = scores) -> Array:
-                return 0.5 * (bent((x - shift[j]) / scale[j]) + np.interp(x, knots, scores))
+            def tamed(x: Array, *one: Any) -> Array:
+                j, slope, knots, scores = one
+                return slope * bent((x - shift[j]) / scale[j]) + np.interp(x, knots, scores)
 
+            one, w_j = (j, slope, knots, scores), w[:, j].copy()
             low, high = np.full(len(w), knots[0]), np.full(len(w), knots[-1])
             for _ in range(64):
                 middle = low + 0.5 * (high - low)
-                below = tamed(middle) < w[:, j]
+                below = tamed(middle, *one) < w_j
                 low, high = np.where(below, middle, low), np.where(below, high, middle)
             # Beyond the last value that has a score the bent part alone goes on.
-            s = 2.0 * w[:, j] - np.where(w[:, j] < tamed(knots[:1]), scores[0], scores[-1])
+            first, last = tamed(knots[[0, -1]], *one)
+            s = (w_j - np.where(w_j < first, scores[0], scores[-1])) / slope
             s = s.clip(-BEND * (1 - 1e-9), BEND * (1 - 1e-9))
             outside = shift[j] + scale[j] * s / np.sqrt(1.0 - (s / BEND) ** 2)
-            within = (w[:, j] >= tamed(knots[:1])) & (w[:, j] <= tamed(knots[-1:]))
-            w[:, j] = np.where(within, high, outside)
+            w[:, j] = np.where((w_j >= first) & (w_j <= last), high, outside)
 
     def check(self, n_features: int) -> None:
         """Raise ValueError unless it is one that a fit could have made; files hold any."""
@@ -64,6 +67,7 @@ class Taming(NamedTuple):
         good = arrays and self.columns.ndim == 1 and self.knots.ndim == 2
         good = good and self.knots.shape == self.scores.shape and self.knots.shape[1] > 0
         good = good and len(self.knots) == len(self.columns) == len(np.unique(self.columns))
+        good = good and self.slopes.shape == self.columns.shape and bool((self.slopes > 0).all())
         if not good or not bool(
             ((self.columns >= 0) & (self.columns < n_features)).all()
             and np.isfinite(self.knots).all()
@@ -80,9 +84,11 @@ def bent(z: Array) -> Array:
     return z / np.sqrt(1.0 + (z / BEND) ** 2)
 
 
-def tamed(X: NDArray, weight: Array, among: NDArray[np.bool_]) -> Taming | None:
+def tamed(
+    X: NDArray, weight: Array, shift: Array, scale: Array, among: NDArray[np.bool_]
+) -> Taming | None:
     """Which columns of X (n, D) `among` these (D,) have to be tamed; None: none."""
-    found: list[tuple[int, Array, Array]] = []
+    found: list[tuple[int, float, Array, Array]] = []
     for j in np.flatnonzero(among):
         values, place = np.unique(X[:, j].astype(np.float64), return_inverse=True)
         if len(values) <= FEW_VALUES:
@@ -92,14 +98,19 @@ def tamed(X: NDArray, weight: Array, among: NDArray[np.bool_]) -> Taming | None:
         scores = ndtri((np.cumsum(share) - 0.5 * share).clip(1e-12, 1 - 1e-12))
         if _correlation(values, scores, share) ** 2 >= NORMAL:
             continue
+        w = 0.5 * (bent((values - shift[j]) / scale[j]) + scores)
+        middle = share @ w
+        spread = max(float(share @ (w - middle) ** 2) ** 0.5, 1e-3)
+        scores = (0.5 * scores - middle) / spread
         some = np.unique(np.linspace(0, len(values) - 1, KNOTS).round().astype(np.intp))
         fill = (0, KNOTS - len(some))
         knots, scores = (np.pad(a[some], fill, mode="edge") for a in (values, scores))
-        found.append((int(j), knots, scores))
+        found.append((int(j), 0.5 / spread, knots, scores))
     if not found:
         return None
-    columns, knots, scores = zip(*found, strict=True)
-    return Taming(np.array(columns, dtype=np.int64), np.stack(knots), np.stack(scores))
+    columns, slopes, knots, scores = zip(*found, strict=True)
+    columns, slopes = np.array(columns, dtype=np.int64), np.array(slopes)
+    return Taming(columns, slopes, np.stack(knots), np.stack(scores))
 
 
 def _correlation(a: Array, b: Array, share: Array) -> float:

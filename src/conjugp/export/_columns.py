@@ -88,14 +88,16 @@ def scaled(scope: Scope, scaling: Scaling, x: Value) -> Value:
     place = np.zeros((len(taming.columns), len(scaling.scale)))
     place[np.arange(len(place)), taming.columns] = 1.0
     found = []
-    for j, knots, scores in zip(*taming, strict=True):
+    for j, slope, knots, scores in zip(*taming, strict=True):
         one, own = (scope.op("Gather", a, np.array([j]), axis=1) for a in (x, z))
-        found.append(_tamed(scope, one, own, knots, scores))
+        found.append(_tamed(scope, one, own, slope, knots, scores))
     values = scope.op("Concat", *found, axis=1) @ place
     return scope.op("Where", place.sum(axis=0, keepdims=True) > 0.0, values, z)
 
 
-def _tamed(scope: Scope, x: Value, z: Value, knots: NDArray, scores: NDArray) -> Value:
+def _tamed(
+    scope: Scope, x: Value, z: Value, weight: float, knots: NDArray, scores: NDArray
+) -> Value:
     """One column (R, 1), as `Taming.apply` has it."""
     bent = z / t.BEND
     bent = z / scope.op("Sqrt", bent * bent + 1.0)
@@ -108,7 +110,7 @@ def _tamed(scope: Scope, x: Value, z: Value, knots: NDArray, scores: NDArray) ->
         scope.column(scope.op("Gather", a, place, axis=0))
         for a in (knots[:-1], scores[:-1], slopes)
     )
-    return (bent + score + (x - knot) * slope) * 0.5
+    return bent * weight + score + (x - knot) * slope
 
 
 def _table(part: e.Ordered | e.Levels | e.Shares) -> tuple[dict[str, int], int, NDArray]:
