@@ -19,7 +19,8 @@ Array = NDArray[np.float64]
 FEW_VALUES = 12  # columns of so many different ones stay as they are
 NORMAL = 0.9  # and those whose values and normal scores have this squared correlation
 BEND = 3.0  # standard deviations to which a tail is bent
-KNOTS = 256  # values of a column between which scores are linear
+# Values of a column between which scores are linear; among them so many at each of its ends.
+KNOTS, ENDS = 256, 32
 _FAR = 1e6  # standard deviations, which are as good as infinitely many
 
 
@@ -102,7 +103,10 @@ def tamed(
         middle = share @ w
         spread = max(float(share @ (w - middle) ** 2) ** 0.5, 1e-3)
         scores = (0.5 * scores - middle) / spread
-        some = np.unique(np.linspace(0, len(values) - 1, KNOTS).round().astype(np.intp))
+        last = len(values) - 1
+        some = np.linspace(0, last, KNOTS - 2 * ENDS).round().astype(np.intp)
+        ends = np.arange(ENDS)
+        some = np.unique(np.concatenate([some, ends, last - ends]).clip(0, last))
         fill = (0, KNOTS - len(some))
         knots, scores = (np.pad(a[some], fill, mode="edge") for a in (values, scores))
         found.append((int(j), 0.5 / spread, knots, scores))
