@@ -154,7 +154,11 @@ def test_weights(tmp_path):
     ("columns", "settings", "words"),
     [
         ({"c": ["1,5", "2,5", "3", "4"]}, {}, "say --decimal ,"),
-        ({"a": ["u", "v"] * 2, "c": ["1,5", "-2,5e3", "", "4"]}, {}, "comma, such as '1,5'; say"),
+        (
+            {"a": ["u", "v"] * 2, "c": ["1,5", "-2,5e3", "", "4"]},
+            {},
+            "'1,5'; if a comma stands",
+        ),
         ({"c": ["1,5", "2"] * 2}, {"categorical": ["onehot"]}, "say --decimal ,"),
         ({"x": ["1"] * 4}, {"ignore": ["X "]}, "--ignore: there is no column 'X '; did you mean"),
         (
@@ -295,6 +299,14 @@ def test_models_of_numbers_with_and_without_names(tmp_path):
         rows = read_rows(conjugp(tmp_path, *call).out)
         p = [float(row["p_v"]) for row in rows]
         np.testing.assert_allclose(p, named.predict_proba(X)[:, 1], rtol=0, atol=1e-9)
+    cells = X.assign(id=[f"n{i}" for i in range(60)], city=np.where(X["b"] > 0, "u", "v"))
+    cells.to_csv(tmp_path / "cells.csv", index=False)
+    with pytest.warns(UserWarning, match="identifier"):
+        clf = GPClassifier(max_epochs=2, random_state=0).fit(cells.to_numpy(object), y)
+    clf.save(tmp_path / "cells.conjugp")
+    rows = read_rows(conjugp(tmp_path, "predict", "cells.conjugp", "cells.csv", "-o", "-").out)
+    p = clf.predict_proba(cells.to_numpy(object))[:, 1]
+    np.testing.assert_allclose([float(row["p_v"]) for row in rows], p, rtol=0, atol=1e-9)
     said = fails(tmp_path, "predict", "place.conjugp", "other.csv")
     assert said == "the table has 5 features, but the model was fitted with 4"
     X.drop(columns=["a", "on"]).to_csv(tmp_path / "less.csv", index=False)

@@ -90,7 +90,7 @@ def test_the_numbers_are_those_of_a_fit_by_hand(subject):
     findings = find(subject)
     train, test = subject.train, subject.rows
     logistic = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-    encode = subject.model.encode
+    encode = subject.model.encoder.encode
     logistic.fit(encode(train.frame), train.y)
     assert len(test.y) == 36 and len(train.y) == 142
     for name, clf in (("conjugp", subject.model.clf), ("logistic regression", logistic)):

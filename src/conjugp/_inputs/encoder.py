@@ -176,10 +176,10 @@ class Encoder:
         else:
             columns = dict(zip(self.names, frame.columns.values(), strict=True))
             frame = replace(frame, columns=columns)
-        frame = frame.of_kinds(self.kinds, self.levels)
         orders = {part.name: part.levels for part in self.parts if isinstance(part, Ordered)}
-        columns = {n: replace(c, order=orders.get(n, ())) for n, c in frame.columns.items()}
-        return replace(frame, columns=columns)
+        used = frame.of_kinds(self.kinds, self.levels).columns
+        columns = {n: replace(c, order=orders.get(n, ())) for n, c in used.items()}
+        return replace(frame, columns={**frame.columns, **columns})
 
 
 def said(left_out: dict[str, str]) -> str:

@@ -89,12 +89,10 @@ class Frame:
             kind = "text" if "text" in there else there[0]
             found = [c.of_kind(kind) for c in parts]
             if None in found:
-                raise ValueError(f"X: the column {name!r} holds {' and '.join({*there})}s")
-            columns[name] = Cells(
-                kind,
-                np.concatenate([c.values for c in found if c]),
-                next((c.order for c in parts if c.order), ()),
-            )
+                raise ValueError(f"X: the column {name!r} holds {' and '.join(sorted(set(there)))}")
+            orders = {c.order: None for c in parts}
+            order = parts[0].order if len(orders) == 1 else tuple(sorted(set().union(*orders)))
+            columns[name] = Cells(kind, np.concatenate([c.values for c in found if c]), order)
         return cls(columns, sum(frame.n for frame in frames), first.named)
 
     @property
@@ -128,7 +126,7 @@ class Frame:
                     f"{cells.kind}s now{_example(cells)}"
                 )
         if wrong:
-            raise TableError(_all_of(wrong))
+            raise TableError(all_of(wrong))
         return replace(self, columns=columns)
 
     def only(self, names: Iterable[str]) -> Frame:
@@ -214,11 +212,11 @@ def put_together(columns: Mapping[str, Callable[[], Cells]], n: int, named: bool
             kind = TypeError if isinstance(error, TypeError) else kind
             wrong.append(f"the column {name!r} {error}")
     if wrong:
-        raise kind(_all_of(wrong))
+        raise kind(all_of(wrong))
     return Frame(made, n, named)
 
 
-def _all_of(wrong: list[str]) -> str:
+def all_of(wrong: list[str]) -> str:
     """One sentence on all columns that something is wrong with."""
     more = f"; and {len(wrong) - 5} more columns" if len(wrong) > 5 else ""
     return "X: " + "; ".join(wrong[:5]) + more

@@ -128,6 +128,12 @@ def other_decimal(cells: Iterable[Any], decimal: str = ".") -> str | None:
     return other if fits and any(other in cell for cell in present) else None
 
 
+def say_decimal(sign: str) -> str:
+    """What to say where numbers have another decimal sign than was told."""
+    word = "comma" if sign == "," else "point"
+    return f"if a {word} stands before the decimals, say --decimal {sign}"
+
+
 def texts(column: NDArray[Any]) -> list[str | None]:
     """The cells as text, None where there is no value; 3.0 of a typed column is ``3``."""
     if column.dtype == object:

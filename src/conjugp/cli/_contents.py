@@ -41,7 +41,7 @@ def contents(subject: Subject, findings: Findings, notes: list[str]) -> dict[str
     """Everything that the template names."""
     clf, rows = subject.model.clf, subject.rows
     target = subject.model.known_roles().target
-    columns_ = clf.columns_ or dict.fromkeys(rows.frame.columns, "a number")
+    columns_ = subject.model.encoder.columns
     training, curve = _training(clf)
     names = [name for name in findings.relevance if name not in subject.keep][:CELLS]
     names = [*dict.fromkeys(subject.keep), *names]
@@ -58,7 +58,7 @@ def contents(subject: Subject, findings: Findings, notes: list[str]) -> dict[str
             ("rows", f"{subject.all.table.n_rows:,}"),
             ("scored", f"{len(rows.y):,}"),
             ("columns", f"{len(columns_):,}"),
-            ("features", f"{len(subject.model.features):,}"),
+            ("features", f"{len(subject.model.encoder.features):,}"),
             ("classes", f"{len(clf.classes_):,}"),
         ],
         "score_names": list(SCORES.values()),

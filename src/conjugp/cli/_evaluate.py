@@ -91,7 +91,7 @@ def labelled_rows(model: Model, path: Path, reading: Reading, unseen: str = "ign
     rows = model.rows(table, unseen)
     note_unused(table, rows.frame, model)
     check_known(rows.y, model.clf.classes_, roles.target)
-    if table_digest(model.encode(rows.frame), rows.y) != origin["fingerprint"]:
+    if table_digest(model.encoder.encode(rows.frame), rows.y) != origin["fingerprint"]:
         return Labelled(rows, rows, None, model.count_seen(rows))
     if not origin["test_size"]:
         return Labelled(rows, rows, rows, len(rows.y))

@@ -39,14 +39,15 @@ def export(
             to_onnx(found.clf, output)
     except ImportError as error:
         raise MissingPackageError('ONNX files need onnx: pip install "conjugp[onnx]"') from error
-    encoder = found.clf._encoder
-    inputs = None if encoder is None else encoder.kinds
+    table = found.clf.columns_ is not None
+    inputs = found.encoder.kinds if table else {}
+    features = () if table else found.encoder.features
     if as_json:
         classes = found.clf.classes_
-        print_json(output=output.resolve(), features=found.features, inputs=inputs, classes=classes)
+        print_json(output=output.resolve(), features=features, inputs=inputs, classes=classes)
         return
     typer.echo(f"Graph written to {output.resolve()}{replaced(existed)}")
-    if inputs is None:
-        typer.echo(f"Features in order: {', '.join(found.features)}")
-    else:
+    if table:
         typer.echo(f"Inputs: {', '.join(f'{name} ({kind})' for name, kind in inputs.items())}")
+    else:
+        typer.echo(f"Features in order: {', '.join(features)}")

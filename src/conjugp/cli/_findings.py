@@ -84,8 +84,8 @@ def _features(
 
     Of tables an encoder of its own, whose shares of classes leave the label of each row out.
     """
-    if model.clf._encoder is None:
-        return model.encode(train.frame), model.encode(rows.frame)
+    if model.clf.columns_ is None:
+        return model.encoder.encode(train.frame), model.encoder.encode(rows.frame)
     labels, codes = np.unique(train.y, return_inverse=True)
     weight = np.ones(len(codes)) if train.weight is None else train.weight
     texts = [str(label) for label in labels.tolist()]

@@ -172,7 +172,7 @@ def _fit_table(
             n_train=n_train,
             n_test=n_test,
             trained_on=seen,
-            features=model.features,
+            features=model.encoder.features,
             classes=clf.classes_,
             kernel=str(clf.kernel_),
             temperature=clf.temperature_,
@@ -184,7 +184,7 @@ def _fit_table(
         return
     note(*notes[len(training.notes) :])
     typer.echo(
-        f"Fitted {n_train} rows, {len(model.features)} features and "
+        f"Fitted {n_train} rows, {len(model.encoder.features)} features and "
         f"{len(clf.classes_)} classes in {seconds:.1f} s."
     )
     if scores is not None:
@@ -226,18 +226,19 @@ def scored(
         weights = [w for w in group.gather(held_out.weight) if w is not None]
         weight = np.concatenate(weights) if weights else None
         scores, n_test = scores_of(y, proba, clf.classes_, weight), len(y)
-    shares = group.gather(table_digest(model.encode(training.all.frame), training.all.y))
+    every, encoder = training.all, model.encoder
+    shares = group.gather(table_digest(encoder.encode(every.frame), every.y))
     origin = {
         "source": task.table.name,
         "fingerprint": "+".join(shares),
-        "n_rows": sum(group.gather(len(training.all.y))),
+        "n_rows": sum(group.gather(len(every.y))),
         "n_train": sum(group.gather(len(rows.y))),
         "n_test": n_test,
         "test_size": 0 if task.test is not None else task.test_size,
         "seed": task.seed,
         "command": task.command,
         "scores": scores,
-        ROWS: packed_digests(model.encode(rows.frame), rows.y, group),
+        ROWS: packed_digests(encoder.encode(rows.frame), rows.y, group),
     }
     return replace(model, origin=origin), scores
 

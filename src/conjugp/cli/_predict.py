@@ -92,8 +92,7 @@ def predict(
 def note_unused(table: Table, frame: Frame, model: Model) -> None:
     """Say which columns, and which levels of those that it looks at, the model does not know."""
     note(*model.unseen(frame))
-    known = {*(model.kinds or table.names), *model.ignored}
-    known |= {*getattr(model.clf._encoder, "left_out", ())}
+    known = {*(model.encoder.names if model.encoder.named else table.names)}
     known |= {model.roles.target, model.roles.weight} if model.roles else set()
     unused = [name for name in table.names if name not in known]
     if unused:

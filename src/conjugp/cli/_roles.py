@@ -10,9 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conjugp._inputs.frames import Cells, Frame
+from conjugp._inputs.frames import Cells, Frame, all_of
 from conjugp._inputs.table import TableError, listed, rows_of, shown, suggestion
-from conjugp.cli._cells import Table, number_in, other_decimal, texts, whole_numbers
+from conjugp.cli._cells import (
+    Table,
+    number_in,
+    other_decimal,
+    say_decimal,
+    texts,
+    whole_numbers,
+)
 
 LABELS = ("int", "bool", "text")
 MOST_NUMERIC_LABELS = 20  # fractions beyond that are something to regress on
@@ -154,35 +161,27 @@ class Categorical:
 
         `decimal` is the sign in text that may be numbers; without `gaps` they are wrong too.
         """
-        columns, wrong, signs = dict(frame.columns), [], []
+        columns, wrong, sign = dict(frame.columns), [], None
         for name, cells in frame.columns.items():
             text = cells.kind == "text"
             how = self.named.get(name, self.default if text else "number")
+            there = (shown(v) for v in cells.values if v is not None)
             if how == "ordinal":
                 columns[name] = cells = self._ordered(name, cells)
                 new = sorted({*cells.values} - {None, *cells.order})
                 if new:
                     wrong.append(f"the order given for {name!r} leaves out {listed('value', new)}")
             elif text and how == "refuse":
-                example = next(v for v in cells.values if v is not None)
-                wrong.append(f"the column {name!r} holds text, such as {shown(example)}")
+                wrong.append(f"the column {name!r} holds text, such as {next(there)}")
             elif text and decimal and name not in self.named:
-                signs += [name] if other_decimal(cells.values, decimal) else []
+                if other := other_decimal(cells.values, decimal):
+                    sign, example = other, next(v for v in there if other in v)
+                    wrong.append(f"the column {name!r} holds text, such as {example}")
             if not gaps and cells.gaps.any():
                 wrong.append(f"the column {name!r} has no value in {rows_of(cells.gaps)}")
-        if signs:
-            sign, word = (",", "comma") if decimal == "." else (".", "point")
-            example = next(v for v in columns[signs[0]].values if v and sign in v)
-            say = "where --decimal says a comma; write all numbers alike"
-            if decimal == ".":
-                say = f"say --decimal , (or --categorical {signs[0]} where they are categories)"
-            holds = "hold" if len(signs) > 1 else "holds"
-            wrong.append(
-                f"{listed('column', signs)} {holds} numbers with a decimal {word}, such as "
-                f"{shown(example)}; {say}"
-            )
         if wrong:
-            raise TableError("; ".join(wrong))
+            also = f"; {say_decimal(sign)}; if not, say --categorical COLUMN" if sign else ""
+            raise TableError(all_of(wrong) + also)
         return replace(frame, columns=columns)
 
     def _ordered(self, name: str, cells: Cells) -> Cells:

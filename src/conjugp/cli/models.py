@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import conjugp
-from conjugp._estimators.rows import check_rows
+from conjugp._inputs.encoder import Encoder
 from conjugp._inputs.frames import Frame, frame_of
-from conjugp._inputs.kinds import OTHER
+from conjugp._inputs.kinds import OTHER, Number
 from conjugp._inputs.table import TableError, shown
 from conjugp._persistence import files
 from conjugp._persistence import model_file as saving
 from conjugp._persistence.files import FileFormatError
 from conjugp._rows.group import ALONE, Group
 from conjugp.cli import _format_1 as format_1
-from conjugp.cli._cells import Table, other_decimal
+from conjugp.cli._cells import Table, other_decimal, say_decimal
 from conjugp.cli._roles import Roles
 from conjugp.cli._scores import count_common, row_digests
 from conjugp.cli._settings import TableRows
@@ -62,24 +62,20 @@ class Model:
         saving.save(self.clf, path, extra=part and {KEY: {**part, "origin": self.origin}})
 
     @property
-    def kinds(self) -> dict[str, str] | None:
-        """The columns that it looks at and their kinds; None where it goes by position."""
-        encoder, names = self.clf._encoder, getattr(self.clf, "feature_names_in_", None)
-        if names is None:
-            return None
-        return dict.fromkeys(names, "number") if encoder is None else encoder.kinds
-
-    @property
-    def features(self) -> list[str]:
-        """The names of its features in order."""
-        names = self.clf._inputs.names
-        return [f"x{i}" for i in range(self.clf.n_features_in_)] if names is None else list(names)
+    def encoder(self) -> Encoder:
+        """What the columns become; of a model of plain numbers they are numbers."""
+        inputs = self.clf._inputs
+        if inputs.encoder is not None:
+            return inputs.encoder
+        names = inputs.names or tuple(f"x{i}" for i in range(inputs.n_features))
+        means = zip(names, inputs.scaling.shift.tolist(), strict=True)
+        parts = tuple(Number(name, mean, gaps=False) for name, mean in means)
+        return Encoder(names, inputs.names is not None, parts, {})
 
     @property
     def ignored(self) -> tuple[str, ...]:
         """Columns that need not be read."""
-        left_out = {} if self.clf._encoder is None else self.clf._encoder.left_out
-        return tuple(name for name, why in left_out.items() if why == "ignored")
+        return tuple(name for name, why in self.encoder.left_out.items() if why == "ignored")
 
     def known_roles(self) -> Roles:
         """The roles; an error for a model that has none."""
@@ -95,27 +91,19 @@ class Model:
 
         With ``unseen="refuse"`` that is so for levels that the training table did not have.
         """
-        kinds, encoder = self.kinds, self.clf._encoder
-        sign = self.roles.decimal if self.roles else "."
+        encoder, hint = self.encoder, ""
         if isinstance(table, Frame):
-            frame = table if kinds is None else table.only(kinds)
+            frame = table
         else:
-            frame, sign = table.frame(kinds or table.names, sign), table.decimal or sign
-        frame = replace(frame, named=kinds is not None)
-        kinds = kinds or dict.fromkeys(frame.columns, "number")
+            sign = table.decimal or (self.roles.decimal if self.roles else ".")
+            frame = table.frame(encoder.kinds if encoder.named else table.names, sign)
+            texts = [c.values for c in frame.columns.values() if c.kind == "text"]
+            signs = {other_decimal(t, sign) for t in texts if not table.typed}
+            hint = "".join(f"; {say_decimal(other)}" for other in signs if other)
         try:
-            found = encoder.of_fit(frame) if encoder else frame.of_kinds(kinds)
+            found = encoder.of_fit(frame)
         except TableError as error:
-            numbers = [c.values for n, c in frame.columns.items() if kinds[n] == "number" != c.kind]
-            if (
-                isinstance(table, Frame)
-                or table.typed
-                or not any(other_decimal(values, sign) for values in numbers)
-            ):
-                raise
-            other, word = (",", "comma") if sign == "." else (".", "point")
-            hint = f"if a {word} stands before the decimals, say --decimal {other}"
-            raise TableError(f"{error}; {hint}") from error
+            raise TableError(f"{error}{hint}") from error
         if unseen == "refuse" and (new := self.unseen(found)):
             raise TableError("; ".join(new))
         return found
@@ -123,8 +111,7 @@ class Model:
     def unseen(self, frame: Frame) -> list[str]:
         """Sentences on levels that the training table did not have, by column."""
         found = []
-        encoder = self.clf._encoder
-        for name, known in () if encoder is None else encoder.levels.items():
+        for name, known in self.encoder.levels.items():
             values = frame.columns[name].values
             new = np.array([v is not None and v not in known for v in values])
             if OTHER not in known and new.any():
@@ -136,11 +123,6 @@ class Model:
                 )
         return found
 
-    def encode(self, frame: Frame) -> NDArray[np.float64]:
-        """The features of rows, (n, n_features)."""
-        X = check_rows(self.clf, frame, None, False, fitted=self.clf._inputs)[0]
-        return X.astype(np.float64, copy=False)
-
     def rows(self, table: Table, unseen: str = "ignore") -> TableRows:
         """All rows of a table that has the target."""
         return TableRows.of(table, self.frame(table, unseen), self.known_roles())
@@ -150,7 +132,7 @@ class Model:
         kept = self.origin.get(ROWS)
         if kept is None:
             return None
-        return count_common(row_digests(self.encode(rows.frame), rows.y), _unpacked(kept))
+        return count_common(row_digests(self.encoder.encode(rows.frame), rows.y), _unpacked(kept))
 
     def predict_proba(
         self, table: str | os.PathLike[str] | Mapping[str, ArrayLike] | Any, unseen: str = "ignore"
