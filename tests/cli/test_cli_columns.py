@@ -413,6 +413,7 @@ COLUMN = {"name": "n", "kind": "number", "categories": [], "fill": 1.0}
 @pytest.mark.parametrize(
     "change",
     [
+        {"format": 2},
         {"columns": [{"name": "n"}]},
         {"columns": [{**COLUMN, "name": 3}]},
         {"columns": [{**COLUMN, "kind": "magic"}]},

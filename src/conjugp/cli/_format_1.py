@@ -19,6 +19,8 @@ from conjugp._persistence.files import FileFormatError
 
 def roles(data: Any) -> dict[str, Any]:
     """Target, labels, weight and decimal sign."""
+    if data.get("format") != 1:
+        raise ValueError(f"format {data.get('format')!r}")
     return {k: v for k, v in data.items() if k in ("target", "labels", "weight", "decimal")}
 
 

@@ -97,7 +97,8 @@ class Model:
         else:
             sign = table.decimal or (self.roles.decimal if self.roles else ".")
             frame = table.frame(encoder.kinds if encoder.named else table.names, sign)
-            texts = [c.values for c in frame.columns.values() if c.kind == "text"]
+            wanted = {name for name, kind in encoder.kinds.items() if kind == "number"}
+            texts = [c.values for n, c in frame.columns.items() if c.kind == "text" and n in wanted]
             signs = {other_decimal(t, sign) for t in texts if not table.typed}
             hint = "".join(f"; {say_decimal(other)}" for other in signs if other)
         try:
@@ -180,9 +181,10 @@ def load_model(
     clf = conjugp.load(path, device=device)
     if KEY not in header["extra"]:
         return Model(clf)
+    roles, origin = table_part(header)
     if "encoding" in header["extra"][KEY]:
         format_1.translate(clf, header["extra"][KEY]["encoding"])
-    return Model(clf, *table_part(header))
+    return Model(clf, roles, origin)
 
 
 def read_header(path: Path, table: Path | None = None) -> dict[str, Any]:
@@ -215,13 +217,13 @@ def table_part(info: dict[str, Any]) -> tuple[Roles, dict[str, Any]]:
     part = info["extra"].get(KEY)
     part = dict(part) if isinstance(part, dict) else {}
     origin: Any = part.pop("origin", None)
-    if "encoding" in part:
-        part = format_1.roles(part["encoding"])
-    elif part.pop("format", None) != FORMAT:
-        raise FileFormatError(f"this version of conjugp reads the columns of format {FORMAT}")
+    if "encoding" not in part and part.pop("format", None) != FORMAT:
+        raise FileFormatError(
+            f"the model's columns are not described in format {FORMAT}, which this version reads"
+        )
     try:
-        roles = Roles(**part)
-    except (TypeError, ValueError) as error:
+        roles = Roles(**(format_1.roles(part["encoding"]) if "encoding" in part else part))
+    except (AttributeError, TypeError, ValueError) as error:
         raise FileFormatError("the model's description of its columns is damaged") from error
     try:
         typed = all(type(origin.get(name)) in kinds for name, kinds in ORIGIN.items())
