@@ -91,10 +91,6 @@ def _check_numbers(
     names = getattr(clf, "feature_names_in_", None)
     if not reset and X.named and names is not None:
         X = X.only(names)
-    if not reset and len(X.columns) != clf.n_features_in_:
-        raise ValueError(
-            f"X has {len(X.columns)} features, but the model was fitted with {clf.n_features_in_}"
-        )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "X does not have valid feature names")
         out = check_rows(clf, np.asarray(X), y, reset, fitted=fitted)
