@@ -40,10 +40,10 @@ def export(
     except ImportError as error:
         raise MissingPackageError('ONNX files need onnx: pip install "conjugp[onnx]"') from error
     table = found.clf.columns_ is not None
-    inputs = found.encoder.kinds if table else {}
-    features = () if table else found.encoder.features
+    inputs, features = found.encoder.kinds, found.encoder.features
     if as_json:
         classes = found.clf.classes_
+        inputs = inputs if table else None
         print_json(output=output.resolve(), features=features, inputs=inputs, classes=classes)
         return
     typer.echo(f"Graph written to {output.resolve()}{replaced(existed)}")

@@ -57,13 +57,12 @@ class Roles:
         """The weights of all rows, if a column has them."""
         if self.weight is None:
             return None
-        table.column(self.weight, "weight column")
-        cells = table.frame([self.weight], self.decimal).columns[self.weight]
-        values = cells.values
-        if cells.kind != "number":
-            sign = table.decimal or self.decimal
-            values = np.array([number_in(str(v), sign) for v in values], dtype=float)
-        bad = ~(values >= 0)
+        found, sign = table.column(self.weight, "weight column"), table.decimal or self.decimal
+        if found.dtype.kind in "biuf":
+            values = found.astype(float)
+        else:
+            values = np.array([number_in(str(v), sign) for v in found.tolist()], dtype=float)
+        bad = ~((values >= 0) & np.isfinite(values))
         if bad.any():
             raise TableError(
                 f"the weights in {self.weight!r} have to be numbers of at least 0; "
