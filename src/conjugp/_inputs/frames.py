@@ -13,7 +13,7 @@ import narwhals.stable.v1 as nw
 import numpy as np
 from numpy.typing import NDArray
 
-from conjugp._inputs.table import TableError, listed, shown, suggestion
+from conjugp._inputs.table import TableError, check_there, listed, shown
 
 _DAY = 86_400.0  # seconds
 _DATES = (dt.date, dt.datetime, np.datetime64)
@@ -132,12 +132,7 @@ class Frame:
     def only(self, names: Iterable[str]) -> Frame:
         """Some of the columns, found by name; an error that says which are missing."""
         names = list(names)
-        missing = [name for name in names if name not in self.columns]
-        if missing:
-            hint = suggestion(missing[0], list(self.columns)) if len(missing) == 1 else ""
-            raise TableError(
-                f"X has not {listed('column', missing)}, which the model was fitted with{hint}"
-            )
+        check_there(names, self.columns, "X", "was fitted with")
         return replace(self, columns={name: self.columns[name] for name in names})
 
 

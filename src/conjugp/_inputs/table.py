@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from typing import Any
 
@@ -40,6 +41,15 @@ def listed(noun: str, names: list[str], most: int = 5, plural: str | None = None
     shown = ", ".join(map(repr, names[:most]))
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"the {noun if len(names) == 1 else plural or noun + 's'} {shown}{more}"
+
+
+def check_there(names: Iterable[str], there: Collection[str], table: str, why: str) -> None:
+    """Raise for columns that are not there, all of them."""
+    missing = [name for name in names if name not in there]
+    if missing:
+        hint = suggestion(missing[0], list(there)) if len(missing) == 1 else ""
+        named = listed("column", missing, most=_NAMED)
+        raise TableError(f"{table} has not {named}, which the model {why}{hint}")
 
 
 def shown(cell: Any) -> str:

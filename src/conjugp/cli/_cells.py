@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conjugp._inputs.frames import Cells, Frame, put_together, read_cells
-from conjugp._inputs.table import TableError, listed, suggestion
+from conjugp._inputs.table import TableError, check_there, suggestion
 
 # In a column of numbers these stand for a value that is not there; text has only the empty cell.
 MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "?"})
@@ -56,12 +56,7 @@ class Table:
 
     def frame(self, names: Iterable[str], decimal: str = ".") -> Frame:
         """Some of the columns, read; `decimal` counts where the table was not told another."""
-        missing = [name for name in names if name not in self.columns]
-        if missing:
-            hint = suggestion(missing[0], self.names) if len(missing) == 1 else ""
-            raise TableError(
-                f"the table has not {listed('column', missing)}, which the model needs{hint}"
-            )
+        check_there(names, self.columns, "the table", "needs")
 
         def cells(name: str) -> Cells:
             column = self.columns[name]
