@@ -88,14 +88,12 @@ def _check_numbers(
     clf: Any, X: Frame, y: Any, reset: bool, fitted: Inputs | None
 ) -> tuple[NDArray[np.floating], Any]:
     """Checked rows of a frame of numbers, found by name."""
-    names = getattr(clf, "feature_names_in_", None)
-    if not reset and X.named and names is not None:
-        X = X.only(names)
+    names = list(X.columns if reset else getattr(clf, "feature_names_in_", X.columns))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "X does not have valid feature names")
-        out = check_rows(clf, np.asarray(X), y, reset, fitted=fitted)
+        out = check_rows(clf, np.asarray(X.only(names)), y, reset, fitted=fitted)
     if reset and X.named:
-        set_features(clf, len(X.columns), list(X.columns))
+        set_features(clf, len(names), names)
     return out
 
 

@@ -48,7 +48,7 @@ class Cells:
         """The same as levels of a category; 3.0 is ``3``, 007 and what is known stay as written."""
         if self.kind == "text":
             return self
-        codes = [_code(v) for v in self.values.tolist()]
+        codes = [code(v) for v in self.values.tolist()]
         if self.written is not None:
             dates = self.kind == "date"
             codes = [
@@ -240,8 +240,8 @@ def _from_series(column: Any) -> Cells:
         ordered = getattr(getattr(native, "cat", native), "ordered", None)
         ordered = getattr(getattr(native, "type", None), "ordered", ordered)
         if ordered or (ordered is None and kind == nw.Enum):
-            order = tuple(_code(v) or "" for v in column.cat.get_categories().to_list())
-        cells = _objects(_code(v) for v in column.to_list())
+            order = tuple(code(v) or "" for v in column.cat.get_categories().to_list())
+        cells = _objects(code(v) for v in column.to_list())
         return Cells("text", cells, order)
     return read_cells(_objects(column.to_list()))
 
@@ -266,7 +266,7 @@ def read_cells(cells: NDArray[Any]) -> Cells:
                 f"holds {_article(type(v).__name__)} in row {place + 1}, and its argument must be "
                 "a string, a number, a date or missing: leave the column out with ignore"
             )
-    return Cells("text", _objects(None if _is_gap(v) else _code(v) for v in values))
+    return Cells("text", _objects(None if _is_gap(v) else code(v) for v in values))
 
 
 def _numbers(values: NDArray[Any]) -> Cells:
@@ -297,11 +297,11 @@ def _is_gap(v: Any) -> bool:
     return isinstance(v, float | np.datetime64) and v != v
 
 
-def _code(v: Any) -> str | None:
+def code(v: Any) -> str | None:
     """A level's text: 3.0 and 3 are ``3``; None for a gap."""
     if _is_gap(v):
         return None
-    if isinstance(v, float) and v == int(v) and abs(v) < 1e15:
+    if isinstance(v, float) and v.is_integer() and abs(v) < 1e15:
         v = int(v)
     return str(v).strip("\0 \t\r\n")
 

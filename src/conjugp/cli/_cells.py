@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conjugp._inputs.frames import Cells, Frame, put_together, read_cells
+from conjugp._inputs.frames import Cells, Frame, code, put_together, read_cells
 from conjugp._inputs.table import TableError, check_there, suggestion
 
 # In a column of numbers these stand for a value that is not there; text has only the empty cell.
@@ -131,14 +131,9 @@ def say_decimal(sign: str) -> str:
 
 def texts(column: NDArray[Any]) -> list[str | None]:
     """The cells as text, None where there is no value; 3.0 of a typed column is ``3``."""
-    if column.dtype == object:
-        return [None if cell is None or cell == "" else cell for cell in column]
-    if column.dtype.kind == "f":
-        return [
-            None if np.isnan(v) else str(int(v)) if v == round(v) and abs(v) < 1e15 else repr(v)
-            for v in column.tolist()
-        ]
-    return [str(value) for value in column.tolist()]
+    if column.dtype.kind == "M":  # others than microseconds would be numbers
+        column = column.astype("datetime64[us]")
+    return [v if isinstance(v, str) and v else code(v) for v in column.tolist()]
 
 
 def _is_formula(cell: str) -> bool:

@@ -106,7 +106,7 @@ def fit(
     \b
     Examples:
       $ conjugp fit wine.csv --target label -o wine.conjugp
-      $ conjugp fit trips.csv --target mode --categorical age --ignore city -o trips.conjugp
+      $ conjugp fit trips.csv --target mode --categorical 'ordinal=size:small<medium<large'
     """
     clf = GPClassifier(
         kernel,

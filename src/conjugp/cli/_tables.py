@@ -193,17 +193,15 @@ def _from_arrow(column: Any) -> NDArray[Any] | None:
     kind = column.type
     if types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
-    if types.is_floating(kind) or types.is_decimal(kind):
-        return np.array([np.nan if v is None else float(v) for v in column.to_pylist()], float)
-    if types.is_integer(kind) and column.null_count:
-        return np.array([np.nan if v is None else v for v in column.to_pylist()], float)
-    if types.is_integer(kind) or types.is_timestamp(kind) or types.is_date(kind):
+    whole, gaps = types.is_integer(kind) or types.is_boolean(kind), column.null_count
+    if types.is_timestamp(kind) or types.is_date(kind) or (whole and not gaps):
         return column.to_numpy()
-    if types.is_boolean(kind) and not column.null_count:
-        return column.to_numpy()
+    cells = column.to_pylist()
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        return np.array([np.nan if v is None else float(v) for v in cells])
     texts = (types.is_boolean, types.is_string, types.is_large_string, types.is_null)
     if any(is_kind(kind) for is_kind in texts):
-        return np.array([None if v is None else str(v).strip() for v in column.to_pylist()], object)
+        return np.array([None if v is None else str(v).strip() for v in cells], dtype=object)
     return None
 
 
