@@ -157,7 +157,8 @@ def prepare(task: Task, group: Group = ALONE) -> Training:
             other = reading.table(test, share=share)
             names = [name for name in frame.columns if name not in reading.ignore]
             columns = other.frame(names, roles.decimal)
-            columns.of_kinds({name: frame.columns[name].kind for name in names})
+            if group.size == 1:  # kinds are those of all ranks' rows
+                columns.of_kinds({name: frame.columns[name].kind for name in names})
             return TableRows.of(other, columns, roles)
 
         held_out = group.all(other)
