@@ -162,8 +162,8 @@ def read_parquet(path: Path, skip: tuple = (), share: tuple[int, int] = (0, 1)) 
         if made is None:
             wrong.append(f"{name!r} is of type {column.type}")
         elif getattr(column.type, "ordered", False):
-            levels = column.unify_dictionaries().chunk(0).dictionary
-            orders[name] = tuple(map(str, levels.to_pylist()))
+            for chunk in column.unify_dictionaries().chunks[:1]:
+                orders[name] = tuple(map(str, chunk.dictionary.to_pylist()))
         columns.append((name, made))
     if wrong:
         raise TableError(
