@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from conjugp import FitOptions, GPClassifier
@@ -90,6 +91,18 @@ def empty(rank: int, size: int, folder: Path) -> Found:
     X, y = blobs(150)
     mine = slice(None) if size == 1 or rank == 1 else slice(0)
     return told(GPClassifier(max_epochs=10, random_state=0).fit(X[mine], y[mine]))
+
+
+def tables(rank: int, size: int, folder: Path) -> Found:
+    """Gaps, a level that one rank alone has, and one of many that tell the classes."""
+    X, y = blobs(150)
+    frame = pd.DataFrame(
+        {"a": X[:, 0], "b": "south", "c": [f"c{3 * (i % 9) + k}" for i, k in enumerate(y)]}
+    )
+    frame.loc[::7, "a"] = np.nan
+    frame.loc[::6, "b"] = "north"
+    mine = own(150, rank, size)
+    return told(GPClassifier(max_epochs=10, random_state=0).fit(frame[mine], y[mine]))
 
 
 LONGER = {**MINI, "max_epochs": 16}
@@ -188,7 +201,17 @@ def lost(rank: int, size: int, folder: Path) -> Found:
     return _error(lambda: GPClassifier(options=options, **MINI).fit(*blobs(1100, seed=rank)))
 
 
-SAME = [minibatch, full_batch, decoupled, held_out, single_precision, uneven, empty, resumed]
+SAME = [
+    minibatch,
+    full_batch,
+    decoupled,
+    held_out,
+    single_precision,
+    uneven,
+    empty,
+    tables,
+    resumed,
+]
 ERRORS = [bad_shard, other_parameters, other_labels, other_width, refused, other_checkpoint]
 
 

@@ -137,7 +137,7 @@ def test_fit_says_what_it_did_in_json(tmp_path):
     assert said["classes"] == [0, 1, 2] and set(said["scores"]) == {"error", "nll", "brier", "ece"}
     assert any("max_epochs" in text for text in said["notes"])
     model = load_model(tmp_path / "model.conjugp")
-    assert model.clf.classes_.tolist() == [0, 1, 2] and model.encoding.weight == "w"
+    assert model.clf.classes_.tolist() == [0, 1, 2] and model.roles.weight == "w"
     # Integers in, integers out; a column that was left out does not have to be there.
     shorter = write_csv(tmp_path / "new.csv", ["c", "b", "a"], X[:3, 2::-1])
     result = conjugp(tmp_path, "predict", "model.conjugp", shorter, "--no-proba", "-o", "-")
@@ -403,12 +403,15 @@ def test_rows_that_the_model_cannot_take(folder):
     (folder / "new.csv").write_text("alcohol,malic_acid\n1,2\n")
     said = fails(folder, "predict", "wine.conjugp", "new.csv")
     assert "the columns 'ash', 'alcalinity_of_ash', 'magnesium'" in said
-    text = (folder / "wine.csv").read_text().replace("14.23", "lots", 1)
+    text = (folder / "wine.csv").read_text().replace("14.23,1.71", "lots,few", 1)
     (folder / "new.csv").write_text(text)
     said = fails(folder, "predict", "wine.conjugp", "new.csv")
-    assert "'alcohol' has to hold numbers, and has 'lots' in row 1" in said
-    (folder / "new.csv").write_text(text.replace("lots", "", 1))
-    assert "no value in row 1" in fails(folder, "predict", "wine.conjugp", "new.csv")
+    for name, cell in (("alcohol", "lots"), ("malic_acid", "few")):  # all that is wrong, at once
+        assert f"{name!r} held numbers when the model was fitted" in said
+        assert f"holds texts now, such as {cell!r} in row 1" in said
+    # A gap where the fit had none is the mean.
+    (folder / "new.csv").write_text(text.replace("lots,few", "NA,", 1))
+    assert conjugp(folder, "predict", "wine.conjugp", "new.csv").code == 0
     (folder / "new.csv").write_text((folder / "wine.csv").read_text().replace("class_2", "novel"))
     assert "the class 'novel', which" in fails(folder, "evaluate", "wine.conjugp", "new.csv")
 
@@ -426,7 +429,9 @@ def test_the_decimal_sign_is_the_tables(tmp_path, wine):
     shutil.copy(wine / "wine.csv", tmp_path)
     call = ("predict", wine / "wine.conjugp", "comma.csv", "-o", "-")
     said = fails(tmp_path, *call)
-    assert "'14,23' in row 1" in said and said.endswith("say --decimal ,")
+    assert (
+        "'14,23' in row 1" in said and "'malic_acid'" in said and said.endswith("say --decimal ,")
+    )
     expected = conjugp(tmp_path, "predict", wine / "wine.conjugp", "wine.csv", "-o", "-").out
     assert conjugp(tmp_path, *call, "--decimal", ",").out == expected
     call = (wine / "wine.conjugp", "comma.csv", "--decimal", ",", "--json")
@@ -434,7 +439,7 @@ def test_the_decimal_sign_is_the_tables(tmp_path, wine):
     assert conjugp(tmp_path, "report", *call).json["n_rows"] == 36
     # A model of a table with commas takes either, and its own without a word.
     model = load_model(wine / "wine.conjugp")
-    model = replace(model, encoding=replace(model.encoding, decimal=","))
+    model = replace(model, roles=replace(model.roles, decimal=","))
     model.save(tmp_path / "comma.conjugp")
     call = ("predict", "comma.conjugp")
     assert conjugp(tmp_path, *call, "comma.csv", "-o", "-").out == expected
@@ -450,8 +455,8 @@ def test_models_from_python(folder):
     columns = {name: [float(row[name]) for row in rows] for name in reversed(names)}
     p = model.predict_proba(folder / "wine.csv")
     np.testing.assert_array_equal(model.predict_proba(columns), p)
-    cells = {name: np.array([str(v) for v in column]) for name, column in columns.items()}
-    np.testing.assert_array_equal(model.predict_proba(cells), p)
+    np.testing.assert_array_equal(model.predict_proba(pa.table(columns)), p)
+    np.testing.assert_array_equal(clf.predict_proba(pa.table(columns).select(names)), p)
     with pytest.raises(TableError, match="same length"):
         model.predict_proba(columns | {"ash": [1.0]})
 
@@ -499,9 +504,14 @@ def test_info(folder):
 
 def test_a_model_that_was_not_made_here(folder):
     load(folder / "wine.conjugp").save(folder / "plain.conjugp")
-    said = fails(folder, "predict", "plain.conjugp", "wine.csv", code=3)
-    assert "not made by `conjugp fit`" in said
     assert conjugp(folder, "info", "plain.conjugp").code == 0
+    outputs = [
+        conjugp(folder, "predict", model, "wine.csv", "-o", "-").out
+        for model in ("wine.conjugp", "plain.conjugp")
+    ]
+    assert outputs[0] == outputs[1] and outputs[0].count("\n") == 179
+    said = fails(folder, "evaluate", "plain.conjugp", "wine.csv", code=3)
+    assert "not made by `conjugp fit`" in said and "which column is the target" in said
 
 
 @pytest.mark.parametrize(

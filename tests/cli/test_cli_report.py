@@ -90,13 +90,15 @@ def test_the_numbers_are_those_of_a_fit_by_hand(subject):
     findings = find(subject)
     train, test = subject.train, subject.rows
     logistic = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-    logistic.fit(train.X, train.y)
+    encode = subject.model.encoder.encode
+    logistic.fit(encode(train.frame), train.y)
     assert len(test.y) == 36 and len(train.y) == 142
     for name, clf in (("conjugp", subject.model.clf), ("logistic regression", logistic)):
-        p = clf.predict_proba(test.X)
+        X = encode(test.frame)
+        p = clf.predict_proba(X)
         assert findings.scores[name]["nll"] == pytest.approx(metrics.nll(test.y, p), rel=1e-9)
-        assert findings.scores[name]["error"] == pytest.approx(1 - clf.score(test.X, test.y))
-    p = subject.model.clf.predict_proba(test.X)
+        assert findings.scores[name]["error"] == pytest.approx(1 - clf.score(X, test.y))
+    p = subject.model.clf.predict_proba(test.frame)
     truth = p[np.arange(36), np.searchsorted(subject.model.clf.classes_, test.y)]
     np.testing.assert_allclose(findings.surprise, -np.log(truth), rtol=1e-12)
     np.testing.assert_allclose(findings.entropy, -(p * np.log(p)).sum(axis=1), rtol=1e-9)
@@ -107,10 +109,10 @@ def test_relevance_finds_the_column_that_matters(subject):
         classes_ = np.array(["class_0", "class_1", "class_2"])
 
         def predict_proba(self, X):
-            code = np.array([1, 2, 0])[np.digitize(X[:, 0], [12.7, 13.4])]
+            code = np.array([1, 2, 0])[np.digitize(np.asarray(X)[:, 0], [12.7, 13.4])]
             return np.eye(3)[code] * 0.94 + 0.02
 
-    model = type(subject.model)(OneColumn(), subject.model.encoding, {})
+    model = type(subject.model)(OneColumn())
     found = relevance(model, subject.rows)
     others = list(found.values())[1:]
     assert next(iter(found)) == "alcohol" and found["alcohol"] > 0.1

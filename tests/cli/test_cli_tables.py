@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from conjugp._inputs.cells import escaped, unescaped
 from conjugp._inputs.table import TableError
+from conjugp.cli._cells import escaped, unescaped
 from conjugp.cli._tables import MissingPackageError, read_csv, read_table
 
 CELL = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)

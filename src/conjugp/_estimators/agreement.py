@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from functools import reduce
 from numbers import Integral
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import check_consistent_length
 
 from conjugp._estimators.rows import (
     WeightScale,
     check_classes,
     check_labelled,
+    check_labels,
     check_some,
+    check_weight,
     class_factors,
     names_of,
     no_rows,
@@ -24,6 +28,7 @@ from conjugp._estimators.rows import (
 from conjugp._estimators.tables import is_table
 from conjugp._fit.fit import Fitted
 from conjugp._fit.options import FitOptions
+from conjugp._inputs.frames import Frame, frame_of
 from conjugp._persistence.checkpoint import FIT, Checkpoint
 from conjugp._persistence.codec import classes_of
 from conjugp._persistence.fingerprint import data_fingerprint, fingerprint
@@ -35,6 +40,7 @@ from conjugp._rows.on_disk import Store
 from conjugp.kernels import KERNELS, get_kernel
 from conjugp.likelihoods import LIKELIHOODS, get_likelihood
 
+_ENCODED = 100_000  # rows of all ranks, about, that say what columns become
 # What does not change the result, or whose effect is marked by itself.
 _UNMARKED = {"verbose", "device", "options", "class_weight"}
 _UNMARKED_OPTIONS = {"callback", "on_interrupt", "checkpoint_every", "cache_mb", "spool"}
@@ -123,30 +129,55 @@ def check_shards(
 def _by_one_encoder(
     clf: Any, X: Any, y: Any, sample_weight: Any, group: Group
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Checked rows; of tables the first rank that has rows says what columns become."""
+    """Checked rows; what columns of tables become is chosen from rows of all ranks."""
     clf._encoder = None
     tables = group.gather(group.all(lambda: not no_rows(X, y) and is_table(clf, X, True)))
     if True not in tables:
         return group.all(lambda: _checked(clf, X, y, sample_weight))
-    first, found = tables.index(True), None
-    if group.rank == first:
-        found = group.all(lambda: _checked(clf, X, y, sample_weight, table=True))
-    else:
-        group.all(lambda: None)
-    told = ("_encoder", "n_features_in_", "feature_names_in_")
-    clf.__dict__.update(group.gather({k: v for k, v in clf.__dict__.items() if k in told})[first])
-    return group.all(lambda: found or _checked(clf, X, y, sample_weight, False, True))
+
+    def own() -> tuple[Frame | None, NDArray[Any], NDArray[Any], NDArray[np.intp]]:
+        if no_rows(X, y):
+            return None, np.empty(0), np.empty(0), np.empty(0, np.intp)
+        frame, labels = frame_of(X), check_labels(y)
+        weight = check_weight(sample_weight, np.empty((frame.n, 0)))
+        check_consistent_length(labels, weight)
+        some = np.flatnonzero(weight > 0)
+        frame, n = frame.take(some), len(some)
+        # Every k-th row, and of each column the first one that has a gap.
+        gaps = [np.flatnonzero(c.gaps)[:1] for c in frame.columns.values()]
+        rows = np.concatenate([np.arange(0, n, 1 + n * group.size // _ENCODED), *gaps])
+        return frame, labels[some], weight[some], np.unique(rows)
+
+    frame, labels, weight, some = group.all(own)
+    part = None if frame is None else frame.take(some)
+    parts = group.gather((part, labels[some], weight[some]))
+
+    def encoded() -> NDArray[Any]:
+        frames, ys, weights = zip(*(part for part in parts if part[0] is not None), strict=True)
+        with warnings.catch_warnings():
+            if group.rank:
+                warnings.simplefilter("ignore")
+            X, y, weight = Frame.joined(frames), np.concatenate(ys), np.concatenate(weights)
+            found = check_labelled(clf, X, y, weight, True)[0]
+        if frame is None:
+            return np.empty((0, 0))
+        first = sum(len(part[1]) for part in parts[: group.rank])
+        out = found[:0] if not len(labels) else clf._encoder.encode(frame)
+        out[some] = found[first : first + len(some)]
+        return out
+
+    return group.all(encoded), labels, weight
 
 
 def _checked(
-    clf: Any, X: Any, y: Any, sample_weight: Any, reset: bool = True, table: bool = False
+    clf: Any, X: Any, y: Any, sample_weight: Any
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Rows of positive weight on this rank; there may be none."""
     if no_rows(X, y):
         return np.empty((0, 0)), np.empty(0), np.empty(0)
     try:
-        found = check_labelled(clf, X, y, sample_weight, reset)
-        if not table and clf._encoder is not None:
+        found = check_labelled(clf, X, y, sample_weight, True)
+        if clf._encoder is not None:
             raise ValueError("X contains NaN, and in a process group only frames may have gaps")
         return found
     except ValueError as error:

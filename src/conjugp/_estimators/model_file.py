@@ -113,6 +113,7 @@ class _Classifier(Form):
             "n_classes": len(clf.classes_),
             "n_features": described["n_features"],
             "feature_names": described["feature_names"],
+            "columns": clf.columns_,
             "n_inducing": len(clf.inducing_points_),
             "kernel": "; ".join(map(repr, kernel[:3])) + ("; ..." if len(kernel) > 3 else ""),
             "n_iter": int(clf.n_iter_),

@@ -20,6 +20,7 @@ from sklearn.utils.validation import (
 )
 
 from conjugp._estimators.tables import encoded, is_table, warn
+from conjugp._inputs.frames import Frame
 from conjugp._inputs.inputs import Inputs
 from conjugp._rows.canonical import Rows, ordered
 
@@ -55,6 +56,8 @@ def check_rows(
         return _check_table(clf, X, y, reset, weight)
     if reset:
         clf._encoder = None
+    if isinstance(X, Frame):
+        return _check_numbers(clf, X, y, reset, fitted)
     if isinstance(X, np.ndarray) and X.dtype.kind in "iub" and X.dtype.itemsize <= 2:
         X = X.astype(np.float32)  # exact, and half the memory of scikit-learn's float64
     try:
@@ -79,6 +82,19 @@ def check_rows(
         name = "X and y" if "inconsistent" in str(error) else "X"
         raise ValueError(f"{name}: {error}") from error
     return out if isinstance(out, tuple) else (out, None)
+
+
+def _check_numbers(
+    clf: Any, X: Frame, y: Any, reset: bool, fitted: Inputs | None
+) -> tuple[NDArray[np.floating], Any]:
+    """Checked rows of a frame of numbers, found by name."""
+    names = list(X.columns if reset else getattr(clf, "feature_names_in_", X.columns))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "X does not have valid feature names")
+        out = check_rows(clf, np.asarray(X.only(names)), y, reset, fitted=fitted)
+    if reset and X.named:
+        set_features(clf, len(names), names)
+    return out
 
 
 def _check_table(

@@ -141,10 +141,33 @@ class Encoder:
         """The features (n, D) of a table of any kind."""
         return self.encode(frame_of(X))
 
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The columns that it looks at: "number", "date" or "text"."""
+        words: dict[type[Part], str] = {Number: "number", Date: "date"}
+        return {part.name: words.get(type(part), "text") for part in self.parts}
+
+    @property
+    def levels(self) -> dict[str, set[str]]:
+        """The levels that the columns of text had, `MISSING` and `OTHER` too."""
+        found: dict[str, set[str]] = {}
+        for part in self.parts:
+            if isinstance(part, Ordered | Levels | Shares):
+                found.setdefault(part.name, set()).update(map(str, part.levels))
+        return found
+
     def encode(self, frame: Frame) -> Array:
-        """The features (n, D) of rows; columns are found by their names where they have any."""
+        """The features (n, D) of rows."""
+        columns = self.of_fit(frame).columns
+        return np.concatenate([part.encode(columns[part.name]) for part in self.parts], axis=1)
+
+    def of_fit(self, frame: Frame) -> Frame:
+        """The columns that it looks at, as they were in the fit: of the same kinds and orders.
+
+        They are found by their names where they have any.
+        """
         if self.named and frame.named:
-            frame = frame.only(dict.fromkeys(part.name for part in self.parts))
+            frame = frame.only(self.kinds)
         elif len(frame.columns) != len(self.names):
             raise ValueError(
                 f"X has {len(frame.columns)} features, but the model was fitted with "
@@ -153,8 +176,10 @@ class Encoder:
         else:
             columns = dict(zip(self.names, frame.columns.values(), strict=True))
             frame = replace(frame, columns=columns)
-        found = [part.encode(_as_in_fit(part, frame.columns[part.name])) for part in self.parts]
-        return np.concatenate(found, axis=1)
+        orders = {part.name: part.levels for part in self.parts if isinstance(part, Ordered)}
+        used = frame.of_kinds(self.kinds, self.levels).columns
+        columns = {n: replace(c, order=orders.get(n, ())) for n, c in used.items()}
+        return replace(frame, columns={**frame.columns, **columns})
 
 
 def said(left_out: dict[str, str]) -> str:
@@ -164,21 +189,6 @@ def said(left_out: dict[str, str]) -> str:
 
 def _with(part: Part, cells: Cells) -> tuple[Part, Array]:
     return part, part.encode(cells)
-
-
-def _as_in_fit(part: Part, cells: Cells) -> Cells:
-    """Cells of the kind that the column had in the fit; an error for others."""
-    wanted = {Number: "number", Date: "date"}.get(type(part), "text")
-    if cells.kind == wanted:
-        return cells
-    if cells.gaps.all():
-        return Cells(wanted, np.full(len(cells.values), None if wanted == "text" else np.nan))
-    if wanted == "text" and cells.kind == "number":
-        return cells.as_text()
-    raise ValueError(
-        f"X: the column {part.name!r} held {wanted}s when the model was fitted, and holds "
-        f"{cells.kind}s now"
-    )
 
 
 def _folds(frame: Frame, ignore: Sequence[str]) -> NDArray[np.intp]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from numbers import Real
@@ -13,10 +13,11 @@ import narwhals.stable.v1 as nw
 import numpy as np
 from numpy.typing import NDArray
 
-from conjugp._inputs.table import TableError, listed, suggestion
+from conjugp._inputs.table import TableError, check_there, listed, shown
 
 _DAY = 86_400.0  # seconds
 _DATES = (dt.date, dt.datetime, np.datetime64)
+_TRUTH = {"False": 0.0, "True": 1.0}
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Cells:
     kind: str  # "number", "text", "date"
     values: NDArray[Any]
     order: tuple[str, ...] = ()
+    written: NDArray[Any] | None = None  # numbers and dates as they stand in a file of text
 
     @property
     def gaps(self) -> NDArray[np.bool_]:
@@ -37,11 +39,35 @@ class Cells:
             return np.array([v is None for v in self.values], dtype=bool)
         return np.isnan(self.values)
 
-    def as_text(self) -> Cells:
-        """The same as levels of a category; 3.0 is ``3``."""
+    def take(self, rows: NDArray[Any]) -> Cells:
+        """Some of the rows."""
+        written = None if self.written is None else self.written[rows]
+        return replace(self, values=self.values[rows], written=written)
+
+    def as_text(self, known: Container[str] = ()) -> Cells:
+        """The same as levels of a category; 3.0 is ``3``, 007 and what is known stay as written."""
         if self.kind == "text":
             return self
-        return Cells("text", _objects(_code(v) for v in self.values.tolist()))
+        codes = [code(v) for v in self.values.tolist()]
+        if self.written is not None:
+            dates = self.kind == "date"
+            codes = [
+                w if w and (c is None or dates or w in known or w[0] == "0" <= w[1:2] <= "9") else c
+                for c, w in zip(codes, self.written.tolist(), strict=True)
+            ]
+        return Cells("text", _objects(codes))
+
+    def of_kind(self, kind: str, known: Container[str] = ()) -> Cells | None:
+        """The same cells as numbers, text or dates; None where that is not what they are."""
+        if self.kind == kind:
+            return self
+        if kind == "text" and (self.kind == "number" or self.written is not None):
+            return self.as_text(known)
+        if self.gaps.all():
+            return Cells(kind, np.full(len(self.values), None if kind == "text" else np.nan))
+        if kind == "number" and self.kind == "text" and {*self.values} <= {None, *_TRUTH}:
+            return Cells(kind, np.array([_TRUTH.get(v, np.nan) for v in self.values]))
+        return None
 
 
 @dataclass(frozen=True)
@@ -50,22 +76,63 @@ class Frame:
 
     columns: dict[str, Cells]
     n: int
-    named: bool
+    named: bool  # whether columns are found by their names
 
-    def take(self, rows: NDArray[np.bool_]) -> Frame:
+    @classmethod
+    def joined(cls, frames: Sequence[Frame]) -> Frame:
+        """The rows of several frames with the same columns; text where one of them has text."""
+        first, columns = frames[0], {}
+        frames = [frame.only(first.columns) for frame in frames]
+        for name in first.columns:
+            parts = [frame.columns[name] for frame in frames]
+            there = [c.kind for c in parts if not c.gaps.all()] or [parts[0].kind]
+            kind = "text" if "text" in there else there[0]
+            found = [c.of_kind(kind) for c in parts]
+            if None in found:
+                raise ValueError(f"X: the column {name!r} holds {' and '.join(sorted(set(there)))}")
+            orders = {c.order: None for c in parts}
+            order = parts[0].order if len(orders) == 1 else tuple(sorted(set().union(*orders)))
+            columns[name] = Cells(kind, np.concatenate([c.values for c in found if c]), order)
+        return cls(columns, sum(frame.n for frame in frames), first.named)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.n, len(self.columns)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        columns = (c.of_kind("number") or c for c in self.columns.values())
+        return np.column_stack([c.values for c in columns]).astype(dtype or np.float64)
+
+    def take(self, rows: NDArray[Any]) -> Frame:
         """Some of the rows."""
-        columns = {n: replace(c, values=c.values[rows]) for n, c in self.columns.items()}
-        return replace(self, columns=columns, n=int(rows.sum()))
+        columns = {name: cells.take(rows) for name, cells in self.columns.items()}
+        return replace(self, columns=columns, n=len(np.arange(self.n)[rows]))
+
+    def of_kinds(
+        self, kinds: Mapping[str, str], known: Mapping[str, Container[str]] | None = None
+    ) -> Frame:
+        """The columns named, of the kinds that they had in a fit; an error that names all others.
+
+        `known` has the levels of columns of text.
+        """
+        columns, wrong = {}, []
+        for name, kind in kinds.items():
+            cells = self.columns[name]
+            columns[name] = cells.of_kind(kind, (known or {}).get(name, ()))
+            if columns[name] is None:
+                wrong.append(
+                    f"the column {name!r} held {kind}s when the model was fitted, and holds "
+                    f"{cells.kind}s now{_example(cells)}"
+                )
+        if wrong:
+            raise TableError(all_of(wrong))
+        return replace(self, columns=columns)
 
     def only(self, names: Iterable[str]) -> Frame:
         """Some of the columns, found by name; an error that says which are missing."""
         names = list(names)
-        missing = [name for name in names if name not in self.columns]
-        if missing:
-            hint = suggestion(missing[0], list(self.columns)) if len(missing) == 1 else ""
-            raise TableError(
-                f"X has not {listed('column', missing)}, which the model was fitted with{hint}"
-            )
+        check_there(names, self.columns, "X", "was fitted with")
         return replace(self, columns={name: self.columns[name] for name in names})
 
 
@@ -75,7 +142,15 @@ def holds_columns(X: Any) -> bool:
 
 
 def frame_of(X: Any, most: int | None = None) -> Frame:
-    """The columns of a frame, or of a two-dimensional array or list; `most` rows of a frame."""
+    """The columns of a frame, a mapping, a two-dimensional array or list; some rows of a frame."""
+    if isinstance(X, Frame):
+        return X
+    if isinstance(X, Mapping):
+        arrays = {str(name): np.asarray(column) for name, column in X.items()}
+        shapes = {a.shape for a in arrays.values()}
+        if len(shapes) != 1 or len(shape := shapes.pop()) != 1:
+            raise TableError("X: the columns must be 1-d and of the same length")
+        return put_together({n: lambda a=a: read_cells(a) for n, a in arrays.items()}, *shape, True)
     if _is_frame(X):
         return _from_frame(X, most)
     found = _cells_of(X)
@@ -83,9 +158,8 @@ def frame_of(X: Any, most: int | None = None) -> Frame:
     if cells.ndim != 2:
         raise ValueError(f"X must have two dimensions, rows and columns; got {cells.ndim}")
     names = [f"x{j}" for j in range(cells.shape[1])]
-    return _put_together(
-        {name: lambda j=j: _read(cells[:, j]) for j, name in enumerate(names)}, len(cells), False
-    )
+    columns = {name: lambda j=j: read_cells(cells[:, j]) for j, name in enumerate(names)}
+    return put_together(columns, len(cells), False)
 
 
 def _is_frame(X: Any) -> bool:
@@ -118,12 +192,12 @@ def _from_frame(X: Any, most: int | None) -> Frame:
         X = X.set_axis(names, axis=1)
     table = nw.from_native(X, eager_only=True)
     table = table if most is None else table.head(most)
-    return _put_together(
+    return put_together(
         {name: lambda name=name: _from_series(table[name]) for name in names}, len(table), True
     )
 
 
-def _put_together(columns: dict[str, Callable[[], Cells]], n: int, named: bool) -> Frame:
+def put_together(columns: Mapping[str, Callable[[], Cells]], n: int, named: bool) -> Frame:
     """All columns, or one error that names all that cannot be used."""
     made, wrong, kind = dict[str, Cells](), list[str](), ValueError
     for name, read in columns.items():
@@ -133,9 +207,24 @@ def _put_together(columns: dict[str, Callable[[], Cells]], n: int, named: bool) 
             kind = TypeError if isinstance(error, TypeError) else kind
             wrong.append(f"the column {name!r} {error}")
     if wrong:
-        more = f"; and {len(wrong) - 5} more columns" if len(wrong) > 5 else ""
-        raise kind("X: " + "; ".join(wrong[:5]) + more)
+        raise kind(all_of(wrong))
     return Frame(made, n, named)
+
+
+def all_of(wrong: list[str]) -> str:
+    """One sentence on all columns that something is wrong with."""
+    more = f"; and {len(wrong) - 5} more columns" if len(wrong) > 5 else ""
+    return "X: " + "; ".join(wrong[:5]) + more
+
+
+def _example(cells: Cells) -> str:
+    """``, such as 'abc' in row 7``: the first text that is no number."""
+    for row, v in enumerate(cells.values if cells.kind == "text" else (), 1):
+        try:
+            float(v or 0)
+        except ValueError:
+            return f", such as {shown(v)} in row {row}"
+    return ""
 
 
 def _from_series(column: Any) -> Cells:
@@ -143,19 +232,21 @@ def _from_series(column: Any) -> Cells:
     if kind.is_numeric() and kind != nw.Decimal:
         return _numbers(column.cast(nw.Float64).to_numpy())
     if kind == nw.Boolean:
-        return _read(_objects(column.to_list()))
+        return read_cells(_objects(column.to_list()))
     if kind in (nw.Categorical, nw.Enum):
         order = ()
         native = column.to_native()
-        of_pandas = getattr(getattr(native, "cat", None), "ordered", None)
-        if of_pandas or (of_pandas is None and kind == nw.Enum):
-            order = tuple(_code(v) or "" for v in column.cat.get_categories().to_list())
-        cells = _objects(_code(v) for v in column.to_list())
+        # pandas has it there, pyarrow in the type.
+        ordered = getattr(getattr(native, "cat", native), "ordered", None)
+        ordered = getattr(getattr(native, "type", None), "ordered", ordered)
+        if ordered or (ordered is None and kind == nw.Enum):
+            order = tuple(code(v) or "" for v in column.cat.get_categories().to_list())
+        cells = _objects(code(v) for v in column.to_list())
         return Cells("text", cells, order)
-    return _read(_objects(column.to_list()))
+    return read_cells(_objects(column.to_list()))
 
 
-def _read(cells: NDArray[Any]) -> Cells:
+def read_cells(cells: NDArray[Any]) -> Cells:
     """A column of cells of any types."""
     if cells.dtype.kind in "iuf":
         return _numbers(cells.astype(np.float64))
@@ -175,7 +266,7 @@ def _read(cells: NDArray[Any]) -> Cells:
                 f"holds {_article(type(v).__name__)} in row {place + 1}, and its argument must be "
                 "a string, a number, a date or missing: leave the column out with ignore"
             )
-    return Cells("text", _objects(None if _is_gap(v) else _code(v) for v in values))
+    return Cells("text", _objects(None if _is_gap(v) else code(v) for v in values))
 
 
 def _numbers(values: NDArray[Any]) -> Cells:
@@ -206,11 +297,11 @@ def _is_gap(v: Any) -> bool:
     return isinstance(v, float | np.datetime64) and v != v
 
 
-def _code(v: Any) -> str | None:
+def code(v: Any) -> str | None:
     """A level's text: 3.0 and 3 are ``3``; None for a gap."""
     if _is_gap(v):
         return None
-    if isinstance(v, float) and v == int(v) and abs(v) < 1e15:
+    if isinstance(v, float) and v.is_integer() and abs(v) < 1e15:
         v = int(v)
     return str(v).strip("\0 \t\r\n")
 

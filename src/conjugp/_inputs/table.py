@@ -1,76 +1,19 @@
-"""A table in memory, columns by name, and sentences about them."""
+"""Sentences about tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 _NAMED = 200  # columns in an error about a name that is not there
 
 
 class TableError(ValueError):
     """A table that cannot be used, and why, in one sentence."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Columns by name, all of the same length.
-
-    Cells of a CSV file are the text between its delimiters, less the space around it. Columns of
-    the other formats have NumPy's types; text and its gaps are objects, str or None.
-    """
-
-    columns: dict[str, NDArray[Any]]
-    n_rows: int
-    decimal: str | None = None  # what stands before the decimals in its text, where it was told
-    skipped: tuple[str, ...] = ()  # columns of the file that were left out
-
-    @classmethod
-    def of(cls, columns: Mapping[str, ArrayLike]) -> Table:
-        """The table of columns in memory, such as those of a frame."""
-        made = {str(name): _column(column) for name, column in columns.items()}
-        shapes = {column.shape for column in made.values()}
-        if len(shapes) != 1 or len(shape := shapes.pop()) != 1:
-            raise TableError("the columns must be 1-d and of the same length")
-        return cls(made, shape[0])
-
-    @property
-    def names(self) -> list[str]:
-        return list(self.columns)
-
-    def column(self, name: str, role: str = "column") -> NDArray[Any]:
-        """A column; an error that suggests names like it if there is none."""
-        if name not in self.columns:
-            raise TableError(f"there is no {role} {name!r}{suggestion(name, self.names)}")
-        return self.columns[name]
-
-    def take(self, rows: NDArray[np.intp]) -> Table:
-        """Some of the rows."""
-        return replace(
-            self, columns={name: c[rows] for name, c in self.columns.items()}, n_rows=len(rows)
-        )
-
-    def without(self, names: set[str]) -> Table:
-        """The table less some of its columns."""
-        return replace(self, columns={n: c for n, c in self.columns.items() if n not in names})
-
-
-def _column(values: ArrayLike) -> NDArray[Any]:
-    """A column as those of files are: text and its gaps are objects, str or None."""
-    column = np.asarray(values)
-    if column.dtype.kind not in "OU" or column.ndim != 1:
-        return column
-    return np.array([None if _is_gap(v) else str(v).strip() for v in column.tolist()], dtype=object)
-
-
-def _is_gap(value: Any) -> bool:
-    nan = isinstance(value, float) and value != value
-    return value is None or nan or type(value).__name__ in ("NAType", "NaTType")  # pandas' own
 
 
 def suggestion(name: str, names: list[str]) -> str:
@@ -98,3 +41,25 @@ def listed(noun: str, names: list[str], most: int = 5, plural: str | None = None
     shown = ", ".join(map(repr, names[:most]))
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"the {noun if len(names) == 1 else plural or noun + 's'} {shown}{more}"
+
+
+def check_there(names: Iterable[str], there: Collection[str], table: str, why: str) -> None:
+    """Raise for columns that are not there, all of them."""
+    missing = [name for name in names if name not in there]
+    if missing:
+        hint = suggestion(missing[0], list(there)) if len(missing) == 1 else ""
+        named = listed("column", missing, most=_NAMED)
+        raise TableError(f"{table} has not {named}, which the model {why}{hint}")
+
+
+def shown(cell: Any) -> str:
+    """A cell as it stands in a sentence: quoted, and cut where it is long."""
+    text = str(cell)
+    return repr(text if len(text) <= 40 else text[:37] + "...")
+
+
+def rows_of(which: NDArray[np.bool_]) -> str:
+    """``3 rows (the first is row 7)``; rows count from 1, the header is none."""
+    first = int(which.argmax()) + 1
+    n = int(which.sum())
+    return f"row {first}" if n == 1 else f"{n} rows (the first is row {first})"

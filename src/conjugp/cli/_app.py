@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -101,7 +102,9 @@ def _explained(error: Any, as_json: bool) -> int:
             return BAD_INPUT
         message, code = error.format_message(), BAD_INPUT
     elif isinstance(error, (TableError, Refusal)):
-        message, code = str(error), BAD_INPUT
+        # What Python calls X is a table here.
+        message = re.sub(r"^X (?=ha)", "the table ", str(error).removeprefix("X: "))
+        code = BAD_INPUT
     elif isinstance(error, FileFormatError):
         message, code = str(error), BAD_FILE
     elif isinstance(error, FileNotFoundError) and error.filename:

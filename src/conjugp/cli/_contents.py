@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 import conjugp
-from conjugp._inputs.cells import numbers, texts
-from conjugp._inputs.columns import Column
-from conjugp._inputs.table import Table
+from conjugp._inputs.frames import Cells
+from conjugp.cli._cells import texts
 from conjugp.cli._evaluate import confusion
 from conjugp.cli._findings import CONJUGP, LOGISTIC, RELEVANCE_COLUMNS, Findings, Subject
 from conjugp.cli._page import picture
@@ -40,7 +39,9 @@ def headline(subject: Subject, findings: Findings) -> str:
 
 def contents(subject: Subject, findings: Findings, notes: list[str]) -> dict[str, Any]:
     """Everything that the template names."""
-    clf, encoding, rows = subject.model.clf, subject.model.encoding, subject.rows
+    clf, rows = subject.model.clf, subject.rows
+    target = subject.model.known_roles().target
+    columns_ = subject.model.encoder.columns
     training, curve = _training(clf)
     names = [name for name in findings.relevance if name not in subject.keep][:CELLS]
     names = [*dict.fromkeys(subject.keep), *names]
@@ -48,7 +49,7 @@ def contents(subject: Subject, findings: Findings, notes: list[str]) -> dict[str
     by_surprise, by_entropy = np.argsort(-findings.surprise), np.argsort(-findings.entropy)
     shown = list(dict.fromkeys([*by_surprise[:MOST_ROWS], *by_entropy[:MOST_ROWS]]))
     return {
-        "title": f"{encoding.target} from {subject.source}",
+        "title": f"{target} from {subject.source}",
         "headline": headline(subject, findings),
         "flattered": _flattered(subject),
         "scored_on": f"On {these_rows(len(rows.y), subject.seen, subject.scored, 'the model')}.",
@@ -56,8 +57,8 @@ def contents(subject: Subject, findings: Findings, notes: list[str]) -> dict[str
         "facts": [
             ("rows", f"{subject.all.table.n_rows:,}"),
             ("scored", f"{len(rows.y):,}"),
-            ("columns", f"{len(encoding.columns):,}"),
-            ("features", f"{len(encoding.features):,}"),
+            ("columns", f"{len(columns_):,}"),
+            ("features", f"{len(subject.model.encoder.features):,}"),
             ("classes", f"{len(clf.classes_):,}"),
         ],
         "score_names": list(SCORES.values()),
@@ -75,24 +76,24 @@ def contents(subject: Subject, findings: Findings, notes: list[str]) -> dict[str
         "n_shown": len(shown),
         "n_scored": len(rows.y),
         "relevance": _bars(list(findings.relevance.items()), lambda value: f"{value:+.3f}"),
-        "relevance_more": _more(len(encoding.columns), MOST_BARS, "columns")
+        "relevance_more": _more(len(rows.frame.columns), MOST_BARS, "columns")
         + (
             f" Only the first {RELEVANCE_COLUMNS} were tried."
-            * (len(encoding.columns) > RELEVANCE_COLUMNS)
+            * (len(rows.frame.columns) > RELEVANCE_COLUMNS)
         ),
         "training": training,
         "notes": notes,
-        "target": encoding.target,
+        "target": target,
         "classes": _bars(
             sorted(Counter(map(str, subject.all.y.tolist())).items(), key=lambda c: -c[1]),
             lambda count: f"{count:,}",
         ),
         "classes_more": _more(len(clf.classes_), MOST_BARS, "classes"),
         "columns": [
-            _summary(column, subject.all.table, encoding.decimal_of(subject.all.table))
-            for column in encoding.columns[:MOST_COLUMNS]
+            {"name": name, "becomes": words, **_summary(subject.all.frame.columns.get(name))}
+            for name, words in list(columns_.items())[:MOST_COLUMNS]
         ],
-        "columns_more": _more(len(encoding.columns), MOST_COLUMNS, "columns"),
+        "columns_more": _more(len(columns_), MOST_COLUMNS, "columns"),
         "commands": subject.commands,
         "made": _made(subject),
     }
@@ -155,7 +156,7 @@ def _rows(subject: Subject, findings: Findings, names: list[str]) -> tuple[Any, 
     proba = findings.proba[CONJUGP]
     best = proba.argmax(axis=1)
     cells = {name: texts(rows.table.columns[name]) for name in names}
-    kinds = {column.name: column.kind for column in subject.model.encoding.columns}
+    kinds = {name: column.kind for name, column in rows.frame.columns.items()}
     headings = [
         ("row", True),
         ("true", False),
@@ -207,30 +208,26 @@ def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _summary(column: Column, table: Table, decimal: str) -> dict[str, Any]:
-    """A line of the table of columns."""
-    cells = table.columns[column.name]
-    found = texts(cells)
-    counts = Counter(cell for cell in found if cell is not None)
-    missing = len(found) - sum(counts.values())
-    if column.kind == "number":
-        values = numbers(cells, decimal)[0]
-        values = values[np.isfinite(values)]
-        missing = len(found) - len(values)
-        text = "no values"
-        if len(values):
-            low, middle, high = values.min(), np.median(values), values.max()
-            text = f"{_number(low)} to {_number(high)}, median {_number(middle)}"
-    else:
+def _summary(cells: Cells | None) -> dict[str, Any]:
+    """What a line of the table of columns says of its cells; nothing of those left out."""
+    if cells is None:
+        return dict.fromkeys(("missing", "distinct", "text"), "")
+    there = cells.values[~cells.gaps]
+    counts = Counter(there.tolist())
+    if cells.kind == "text":
         common = [f"{name} ({n})" for name, n in counts.most_common(3)]
         text = ", ".join(common) + (", …" if len(counts) > 3 else "")
-    return {
-        "name": column.name,
-        "kind": column.kind,
-        "missing": missing,
-        "distinct": len(counts),
-        "text": text,
-    }
+    elif not len(there):
+        text = "no values"
+    else:
+        ends = [there.min(), np.median(there), there.max()]
+        if cells.kind == "date":
+            shown = [str(np.datetime64(int(day), "D")) for day in ends]
+        else:
+            shown = [_number(value) for value in ends]
+        text = f"{shown[0]} to {shown[2]}, median {shown[1]}"
+    missing = len(cells.values) - len(there)
+    return {"missing": missing, "distinct": len(counts), "text": text}
 
 
 def _reliability(subject: Subject, findings: Findings) -> Any:

@@ -23,7 +23,7 @@ from conjugp.cli._scores import (
     table_digest,
     these_rows,
 )
-from conjugp.cli._settings import EncodedRows, Labelled, Reading
+from conjugp.cli._settings import Labelled, Reading, TableRows
 from conjugp.cli.models import Model, load_model
 
 MOST_CLASSES = 40  # in the table of classes and in the picture of the confusion matrix
@@ -37,7 +37,7 @@ def evaluate(
         Path | None,
         typer.Option(metavar="FOLDER", help="Draw reliability and confusion in this folder."),
     ] = None,
-    unseen: options.Unseen = "refuse",
+    unseen: options.Unseen = "ignore",
     delimiter: options.Delimiter = None,
     encoding: options.Encoding = None,
     decimal: options.Decimal = None,
@@ -57,10 +57,10 @@ def evaluate(
         raise Refusal(f"--plots {str(plots)!r} is a file; give a folder")
     found = load_model(model, table=table)
     reading = Reading(delimiter=delimiter, encoding=encoding, decimal=decimal)
-    labelled, clf = labelled_rows(found, table, reading, unseen), found.clf
-    rows, seen = labelled.rows, labelled.seen
     with estimator_errors():
-        proba = clf.predict_proba(rows.X)
+        labelled, clf = labelled_rows(found, table, reading, unseen), found.clf
+        rows, seen = labelled.rows, labelled.seen
+        proba = clf.predict_proba(rows.frame)
     scores = scores_of(rows.y, proba, clf.classes_, rows.weight)
     classes = class_table(rows.y, proba, clf.classes_)
     written = [] if plots is None else _draw(plots, rows, proba, clf.classes_)
@@ -84,17 +84,18 @@ def evaluate(
         typer.echo(f"Picture written to {path}")
 
 
-def labelled_rows(model: Model, path: Path, reading: Reading, unseen: str = "refuse") -> Labelled:
+def labelled_rows(model: Model, path: Path, reading: Reading, unseen: str = "ignore") -> Labelled:
     """The rows of a table to score: of the one that the model was fitted to, those held out."""
-    table = reading.table(path, model.encoding.ignored)
-    rows = EncodedRows.of(table, model.encoding, unseen)
-    note_unused(table, model.encoding)
-    check_known(rows.y, model.clf.classes_, model.encoding.target)
-    if table_digest(rows.X, rows.y) != model.origin["fingerprint"]:
-        return Labelled(rows, rows, None, model.count_seen(rows.X, rows.y))
-    if not model.origin["test_size"]:
+    roles, origin = model.known_roles(), model.origin
+    table = reading.table(path, model.ignored)
+    rows = model.rows(table, unseen)
+    note_unused(table, rows.frame, model)
+    check_known(rows.y, model.clf.classes_, roles.target)
+    if table_digest(model.encoder.encode(rows.frame), rows.y) != origin["fingerprint"]:
+        return Labelled(rows, rows, None, model.count_seen(rows))
+    if not origin["test_size"]:
         return Labelled(rows, rows, rows, len(rows.y))
-    train, test = split(rows.y, model.origin["test_size"], model.origin["seed"])
+    train, test = split(rows.y, origin["test_size"], origin["seed"])
     return Labelled(rows.take(test), rows, rows.take(train), 0)
 
 
@@ -118,7 +119,7 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
 
 
-def _draw(folder: Path, rows: EncodedRows, proba: Any, classes: Any) -> list[Path]:
+def _draw(folder: Path, rows: TableRows, proba: Any, classes: Any) -> list[Path]:
     """Pictures as PNG files in a folder; their paths."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure

@@ -23,8 +23,8 @@ def export(
 ) -> None:
     """Write the probabilities of a model as an ONNX graph.
 
-    Its input is a matrix with the features in the order that is printed; categories are already
-    numbers there, and nothing is missing. Needs onnx: pip install "conjugp[onnx]".
+    Its input is a matrix with the features in the order that is printed, or where the model's
+    table had text, dates or gaps each column by its name. Needs onnx: pip install "conjugp[onnx]".
 
     \b
     Example:
@@ -36,12 +36,18 @@ def export(
     found = load_model(model)
     try:
         with estimator_errors():
-            to_onnx(found.named(), output)
+            to_onnx(found.clf, output)
     except ImportError as error:
         raise MissingPackageError('ONNX files need onnx: pip install "conjugp[onnx]"') from error
-    features = found.encoding.features
+    table = found.clf.columns_ is not None
+    inputs, features = found.encoder.kinds, found.encoder.features
     if as_json:
-        print_json(output=output.resolve(), features=features, classes=found.clf.classes_)
+        classes = found.clf.classes_
+        inputs = inputs if table else None
+        print_json(output=output.resolve(), features=features, inputs=inputs, classes=classes)
         return
     typer.echo(f"Graph written to {output.resolve()}{replaced(existed)}")
-    typer.echo(f"Features in order: {', '.join(features)}")
+    if table:
+        typer.echo(f"Inputs: {', '.join(f'{name} ({kind})' for name, kind in inputs.items())}")
+    else:
+        typer.echo(f"Features in order: {', '.join(features)}")

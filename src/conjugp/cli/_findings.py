@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conjugp import metrics
+from conjugp._inputs.encoder import Encoder
+from conjugp._inputs.frames import Frame
 from conjugp.cli._scores import logistic_regression, scores_of
-from conjugp.cli._settings import EncodedRows, Labelled
+from conjugp.cli._settings import Labelled, TableRows
 from conjugp.cli.models import Model
 
 RELEVANCE_ROWS, RELEVANCE_COLUMNS, RELEVANCE_SHUFFLES = 1000, 60, 3
@@ -49,21 +51,22 @@ def find(subject: Subject) -> Findings:
     """Score a model beside logistic regression and the frequencies of the classes."""
     clf, rows = subject.model.clf, subject.rows
     classes = clf.classes_
-    proba = {CONJUGP: clf.predict_proba(rows.X)}
+    proba = {CONJUGP: clf.predict_proba(rows.frame)}
     if subject.train is not None and not subject.flattered:
         train = subject.train
         try:
-            fitted = logistic_regression(train.X, train.y, train.weight)
+            X_train, X = _features(subject.model, train, rows)
+            fitted = logistic_regression(X_train, train.y, train.weight)
             proba[LOGISTIC] = np.zeros((len(rows.y), len(classes)))
             have = np.searchsorted(classes, fitted.classes_)
-            proba[LOGISTIC][:, have] = fitted.predict_proba(rows.X)
+            proba[LOGISTIC][:, have] = fitted.predict_proba(X)
         except ValueError as error:
             warnings.warn(f"logistic regression failed ({error})", stacklevel=2)
         share = np.array([(train.y == label).mean() for label in classes])
         proba[FREQUENCIES] = np.tile(share, (len(rows.y), 1))
     scores = {name: scores_of(rows.y, p, classes, rows.weight) for name, p in proba.items()}
     truth = proba[CONJUGP][np.arange(len(rows.y)), np.searchsorted(classes, rows.y)]
-    parts = clf.predict_uncertainty(rows.X)
+    parts = clf.predict_uncertainty(rows.frame)
     return Findings(
         scores,
         proba,
@@ -74,31 +77,45 @@ def find(subject: Subject) -> Findings:
     )
 
 
-def relevance(model: Model, rows: EncodedRows, seed: int = 0) -> dict[str, float]:
+def _features(
+    model: Model, train: TableRows, rows: TableRows
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What another classifier learns from and predicts.
+
+    Of tables an encoder of its own, whose shares of classes leave the label of each row out.
+    """
+    if model.clf.columns_ is None:
+        return model.encoder.encode(train.frame), model.encoder.encode(rows.frame)
+    labels, codes = np.unique(train.y, return_inverse=True)
+    weight = np.ones(len(codes)) if train.weight is None else train.weight
+    texts = [str(label) for label in labels.tolist()]
+    encoder, X = Encoder.fit(train.frame, codes, weight, texts)
+    return X, encoder.encode(rows.frame)
+
+
+def relevance(model: Model, rows: TableRows, seed: int = 0) -> dict[str, float]:
     """The rise of the NLL when a column is shuffled among the rows, largest first.
 
-    A column of categories is shuffled as a whole. Many rows are sampled, and of very many columns
-    only the first are tried.
+    Many rows are sampled, and of very many columns only the first are tried.
     """
     rng = np.random.default_rng(seed)
     clf = model.clf
     chosen = rng.permutation(len(rows.y))[:RELEVANCE_ROWS]
-    X, y = rows.X[chosen], rows.y[chosen]
+    frame, y = rows.frame.take(chosen), rows.y[chosen]
     weight = None if rows.weight is None else rows.weight[chosen]
 
-    def nll(features: NDArray[np.float64]) -> float:
-        proba = clf.predict_proba(features)
+    def nll(frame: Frame) -> float:
+        proba = clf.predict_proba(frame)
         return float(metrics.nll(y, proba, labels=clf.classes_, sample_weight=weight))
 
     if weight is not None and not weight.any():
         weight = None
-    before = nll(X)
-    rises, start = {}, 0
-    for column in model.encoding.columns[:RELEVANCE_COLUMNS]:
-        place = slice(start, start := start + len(column.features))
-        changed, after = X.copy(), []
+    before = nll(frame)
+    rises = {}
+    for name in [*frame.columns][:RELEVANCE_COLUMNS]:
+        after = []
         for _ in range(RELEVANCE_SHUFFLES):
-            changed[:, place] = X[rng.permutation(len(X)), place]
-            after.append(nll(changed))
-        rises[column.name] = float(np.mean(after)) - before
+            cells = frame.columns[name].take(rng.permutation(len(y)))
+            after.append(nll(replace(frame, columns={**frame.columns, name: cells})))
+        rises[name] = float(np.mean(after)) - before
     return dict(sorted(rises.items(), key=lambda item: -item[1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,7 +43,7 @@ def fit(
         Path, typer.Option("--output", "-o", metavar="MODEL", help="Where to write the model.")
     ] = Path("model.conjugp"),
     categorical: options.Categorical = [],  # noqa: B006
-    missing: options.Missing = "refuse",
+    missing: options.Missing = "impute",
     ignore: options.Ignore = [],  # noqa: B006
     weight: options.Weight = None,
     test_size: options.TestSize = 0.2,
@@ -99,13 +100,13 @@ def fit(
     """Fit a classifier to a table and write it to a file.
 
     A fifth of the rows is held out for the scores, unless --test-size or --test say otherwise;
-    the model in the file is the one that was scored. Columns of text are an error until
-    --categorical says what they mean, and missing values until --missing does.
+    the model in the file is the one that was scored. Columns may hold numbers, text, dates and
+    gaps; --categorical, --ignore and --weight say what cannot be seen of them.
 
     \b
     Examples:
       $ conjugp fit wine.csv --target label -o wine.conjugp
-      $ conjugp fit trips.csv --target mode --categorical onehot --missing impute -o trips.conjugp
+      $ conjugp fit trips.csv --target mode --categorical 'ordinal=size:small<medium<large'
     """
     clf = GPClassifier(
         kernel,
@@ -171,7 +172,7 @@ def _fit_table(
             n_train=n_train,
             n_test=n_test,
             trained_on=seen,
-            features=training.encoding.features,
+            features=model.encoder.features,
             classes=clf.classes_,
             kernel=str(clf.kernel_),
             temperature=clf.temperature_,
@@ -183,7 +184,7 @@ def _fit_table(
         return
     note(*notes[len(training.notes) :])
     typer.echo(
-        f"Fitted {n_train} rows, {len(training.encoding.features)} features and "
+        f"Fitted {n_train} rows, {len(model.encoder.features)} features and "
         f"{len(clf.classes_)} classes in {seconds:.1f} s."
     )
     if scores is not None:
@@ -198,11 +199,13 @@ def fit_model(
 ) -> None:
     """Fit to the training rows, with a bar where somebody looks on; warnings become notes."""
     rows = training.train
-    clf.set_params(verbose=int(sys.stderr.isatty()))
+    clf.set_params(verbose=int(sys.stderr.isatty()), ignore=tuple(training.task.reading.ignore))
+    if training.categorical:
+        clf.set_params(categorical=training.categorical)
     settings: dict[str, Any] = {} if checkpoint is None else {"checkpoint": checkpoint}
     try:
         with warnings_as_notes(notes), estimator_errors():
-            clf.fit(rows.X, rows.y, rows.weight, **settings)
+            clf.fit(rows.frame, rows.y, rows.weight, **settings)
     except KeyboardInterrupt as error:
         if checkpoint is not None and checkpoint.exists():
             kept += f"; {checkpoint} has the state of the fit, and the same command goes on from it"
@@ -215,32 +218,34 @@ def scored(
 ) -> tuple[Model, dict[str, float] | None]:
     """The model with its origin, and its scores on the rows held out, of all ranks."""
     task, held_out, scores, n_test = training.task, training.test, None, 0
+    model, rows = Model(clf, training.roles), training.train
     if held_out is not None:
         with estimator_errors():
-            proba = clf.predict_proba(held_out.X)
+            proba = clf.predict_proba(model.frame(held_out.frame))
         y, proba = (np.concatenate(group.gather(a)) for a in (held_out.y, proba))
         weights = [w for w in group.gather(held_out.weight) if w is not None]
         weight = np.concatenate(weights) if weights else None
         scores, n_test = scores_of(y, proba, clf.classes_, weight), len(y)
-    shares = group.gather(table_digest(training.all.X, training.all.y))
+    every, encoder = training.all, model.encoder
+    shares = group.gather(table_digest(encoder.encode(every.frame), every.y))
     origin = {
         "source": task.table.name,
         "fingerprint": "+".join(shares),
-        "n_rows": sum(group.gather(len(training.all.y))),
-        "n_train": sum(group.gather(len(training.train.y))),
+        "n_rows": sum(group.gather(len(every.y))),
+        "n_train": sum(group.gather(len(rows.y))),
         "n_test": n_test,
         "test_size": 0 if task.test is not None else task.test_size,
         "seed": task.seed,
         "command": task.command,
         "scores": scores,
-        ROWS: packed_digests(training.train.X, training.train.y, group),
+        ROWS: packed_digests(encoder.encode(rows.frame), rows.y, group),
     }
-    return Model(clf, training.encoding, origin), scores
+    return replace(model, origin=origin), scores
 
 
 def seen_of(model: Model, training: Training, group: Group = ALONE) -> int | None:
     """How many of the rows held out were trained on; of the training table's own, none."""
     if training.task.test is None or training.test is None:
         return 0
-    seen = group.gather(model.count_seen(training.test.X, training.test.y))
+    seen = group.gather(model.count_seen(training.test))
     return None if None in seen else sum(seen)  # type: ignore[arg-type]

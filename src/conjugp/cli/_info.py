@@ -30,11 +30,8 @@ def info(model: options.Model, as_json: options.Json = False, debug: options.Deb
     lines["version"] = f"conjugp {header['version']}, file format {header['format']}"
     lines |= {name.replace("_", " "): value for name, value in header["summary"].items()}
     if KEY in header["extra"]:
-        encoding, origin = table_part(header)
-        lines["target"] = encoding.target
-        lines["columns"] = ", ".join(
-            c.name if c.kind == "number" else f"{c.name} ({c.kind})" for c in encoding.columns
-        )
+        roles, origin = table_part(header)
+        lines["target"] = roles.target
         held = f", {origin['n_test']} more held out" if origin["n_test"] else ""
         lines["trained on"] = f"{origin['n_train']} rows of {origin['source']}{held}"
         lines["scores"] = ", ".join(f"{k} {_shown(v)}" for k, v in (origin["scores"] or {}).items())
@@ -48,6 +45,8 @@ def info(model: options.Model, as_json: options.Json = False, debug: options.Deb
 
 def _shown(value: Any) -> str:
     """A value on one line."""
+    if isinstance(value, dict):
+        value = [f"{name} ({words})" for name, words in value.items()]
     if isinstance(value, list):
         text = ", ".join(map(str, value[:12])) + (", ..." if len(value) > 12 else "")
     else:

@@ -45,17 +45,18 @@ Categorical = Annotated[
     list[str],
     typer.Option(
         "--categorical",
-        metavar="CHOICE",
-        help="Columns of text: onehot, ordinal or refuse (the default); onehot=COLUMN for one "
-        "column; ordinal=COLUMN:LOW<MIDDLE<HIGH with an order. May be repeated.",
+        metavar="COLUMN",
+        help="A column whose numbers are codes; ordinal=COLUMN or ordinal=COLUMN:LOW<MIDDLE<HIGH "
+        "for levels in an order. For all text at once: onehot (the default), ordinal, or refuse. "
+        "May be repeated.",
     ),
 ]
 Missing = Annotated[
     Any,
     typer.Option(
         parser=words("--missing", "refuse", "impute"),
-        metavar="refuse|impute",
-        help="Missing values: an error, or medians and most frequent categories.",
+        metavar="impute|refuse",
+        help="Missing values: medians and levels of their own, or an error.",
     ),
 ]
 Ignore = Annotated[
@@ -85,8 +86,8 @@ Unseen = Annotated[
     Any,
     typer.Option(
         parser=words("--unseen", "refuse", "ignore"),
-        metavar="refuse|ignore",
-        help="Categories of one-hot columns that training did not have: an error, or all zeros.",
+        metavar="ignore|refuse",
+        help="Categories that training did not have: as rare ones, or an error.",
     ),
 ]
 TestSize = Annotated[

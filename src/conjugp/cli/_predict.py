@@ -11,16 +11,15 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from conjugp._inputs.cells import escaped, texts
-from conjugp._inputs.table import Table
+from conjugp._inputs.frames import Frame
 from conjugp._persistence import files
 from conjugp.cli import _options as options
 from conjugp.cli._app import Refusal, app, estimator_errors
-from conjugp.cli._encoding import Encoding
+from conjugp.cli._cells import Table, escaped, texts
 from conjugp.cli._output import check_output, note, print_json, replaced
 from conjugp.cli._settings import Reading
 from conjugp.cli._tables import CSV, FORMATS, NPZ, PARQUET, need_pyarrow
-from conjugp.cli.models import load_model
+from conjugp.cli.models import Model, load_model
 
 
 @app.command()
@@ -41,7 +40,7 @@ def predict(
         list[str],
         typer.Option(metavar="COLUMN", help="Copy a column of the table. May be repeated."),
     ] = [],  # noqa: B006
-    unseen: options.Unseen = "refuse",
+    unseen: options.Unseen = "ignore",
     delimiter: options.Delimiter = None,
     encoding: options.Encoding = None,
     decimal: options.Decimal = None,
@@ -66,9 +65,10 @@ def predict(
         need_pyarrow()
     found = load_model(model, table=table)
     reading = Reading(delimiter=delimiter, encoding=encoding, decimal=decimal, keep=keep)
-    rows = reading.table(table, found.encoding.ignored)
-    X = found.encoding.encode(rows, unseen)
-    note_unused(rows, found.encoding)
+    rows = reading.table(table, found.ignored)
+    with estimator_errors():
+        X = found.frame(rows, unseen)
+    note_unused(rows, X, found)
     columns: dict[str, NDArray[Any]] = {name: rows.column(name) for name in keep}
     with estimator_errors():
         made = _predictions(found.clf, X, proba, top_k, uncertainty)
@@ -89,10 +89,11 @@ def predict(
     typer.echo(f"{rows.n_rows} predictions written to {output.resolve()}{replaced(existed)}")
 
 
-def note_unused(table: Table, encoding: Encoding) -> None:
-    """Say which columns the model does not know."""
-    known = {c.name for c in encoding.columns}
-    known |= {encoding.target, encoding.weight, *encoding.ignored}
+def note_unused(table: Table, frame: Frame, model: Model) -> None:
+    """Say which columns, and which levels of those that it looks at, the model does not know."""
+    note(*model.unseen(frame))
+    known = {*(model.encoder.names if model.encoder.named else table.names)}
+    known |= {model.roles.target, model.roles.weight} if model.roles else set()
     unused = [name for name in table.names if name not in known]
     if unused:
         shown = ", ".join(map(repr, unused[:5])) + (", ..." if len(unused) > 5 else "")
@@ -100,7 +101,7 @@ def note_unused(table: Table, encoding: Encoding) -> None:
 
 
 def _predictions(
-    clf: Any, X: NDArray[np.float64], proba: bool, top_k: int, uncertainty: bool
+    clf: Any, X: Frame, proba: bool, top_k: int, uncertainty: bool
 ) -> dict[str, NDArray[Any]]:
     """Columns of predictions by name."""
     columns: dict[str, NDArray[Any]] = {}

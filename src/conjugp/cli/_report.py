@@ -19,7 +19,7 @@ from conjugp.cli._fit import fit_model, scored, seen_of
 from conjugp.cli._output import check_output, note, print_json, replaced, typed_command
 from conjugp.cli._page import render
 from conjugp.cli._scores import few_rows
-from conjugp.cli._settings import EncodedRows, Labelled, Reading, Task, prepare
+from conjugp.cli._settings import Labelled, Reading, Task, prepare
 from conjugp.cli.models import Model, load_model
 
 
@@ -43,7 +43,7 @@ def report(
     ] = None,
     compare: Annotated[bool, typer.Option(help="Fit a logistic regression beside.")] = True,
     categorical: options.Categorical = [],  # noqa: B006
-    missing: options.Missing = "refuse",
+    missing: options.Missing = "impute",
     ignore: options.Ignore = [],  # noqa: B006
     weight: options.Weight = None,
     test_size: options.TestSize = 0.2,
@@ -51,7 +51,7 @@ def report(
     delimiter: options.Delimiter = None,
     encoding: options.Encoding = None,
     decimal: options.Decimal = None,
-    unseen: options.Unseen = "refuse",
+    unseen: options.Unseen = "ignore",
     seed: options.Seed = 0,
     as_json: options.Json = False,
     debug: options.Debug = False,
@@ -97,7 +97,9 @@ def report(
         model, _ = scored(clf, training)
         assert training.test is not None
         seen = seen_of(model, training)
-        labelled = Labelled(training.test, training.all, training.train, seen)
+        parts = (training.test, training.all, training.train)
+        rows, every, train_rows = (replace(r, frame=model.frame(r.frame)) for r in parts)
+        labelled = Labelled(rows, every, train_rows, seen)
         commands, source, judged = [command], first, test or first
     subject = Subject(
         **vars(labelled),
@@ -135,8 +137,9 @@ def _of_model(
 ) -> tuple[Model, Labelled]:
     """A model from a file, and the rows of a table for it."""
     model = load_model(path, table=table)
-    labelled = labelled_rows(model, table, reading, unseen)
-    if train is not None:
-        given = replace(reading, keep=[]).table(train, model.encoding.ignored)
-        labelled.train = EncodedRows.of(given, model.encoding, unseen)
+    with estimator_errors():
+        labelled = labelled_rows(model, table, reading, unseen)
+        if train is not None:
+            given = replace(reading, keep=[]).table(train, model.ignored)
+            labelled.train = model.rows(given, unseen)
     return model, labelled

@@ -1,23 +1,21 @@
-"""What commands make of a table: how it is read, its encoding, rows to train on and to hold out."""
+"""What commands make of a table: how it is read, rows to train on and to hold out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conjugp._inputs.cells import is_missing, texts
-from conjugp._inputs.columns import MOST_CATEGORIES
-from conjugp._inputs.table import Table
+from conjugp._inputs.frames import Cells, Frame
+from conjugp._inputs.table import TableError, suggestion
 from conjugp._rows.group import ALONE, Group
-from conjugp.cli._encoding import Encoding, choose_encoding
+from conjugp.cli._cells import Table
+from conjugp.cli._roles import Categorical, Roles, label_type, note_rare, notes_on, target_cells
 from conjugp.cli._scores import check_known, split
 from conjugp.cli._tables import read_table
-
-_SAMPLE = 10_000  # rows of every rank's share that say what columns hold
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class Reading:
     """How to read a table and what its columns are."""
 
     categorical: list[str] = field(default_factory=list)
-    missing: str = "refuse"
+    missing: str = "impute"
     ignore: list[str] = field(default_factory=list)
     weight: str | None = None
     delimiter: str | None = None
@@ -50,38 +48,58 @@ class Reading:
             table.column(name)
         return table
 
+    def frame(self, table: Table, roles: Roles) -> tuple[Frame, Categorical]:
+        """The columns to learn from, those to ignore without cells, and which are categories."""
+        there = dict.fromkeys([*table.names, *table.skipped])
+        for name in self.ignore:
+            if name not in there:
+                raise TableError(
+                    f"--ignore: there is no column {name!r}{suggestion(name, list(there))}"
+                )
+        others = {roles.target, roles.weight, *self.ignore}
+        names = [name for name in table.names if name not in others]
+        if not names:
+            raise TableError(
+                f"there is no column besides the target {roles.target!r} to learn from"
+            )
+        choice = Categorical.parse(self.categorical, names)
+        frame = table.frame(names, roles.decimal)
+        sign = None if table.typed else roles.decimal
+        frame = choice.applied(frame, sign, gaps=self.missing == "impute")
+        nothing = Cells("number", np.full(table.n_rows, np.nan))
+        frame.columns.update(dict.fromkeys(self.ignore, nothing))
+        return frame, choice
+
 
 @dataclass(frozen=True)
-class EncodedRows:
-    """Rows of a table, encoded: features, labels, weights, and the table to show cells from."""
+class TableRows:
+    """Rows of a table: what a model looks at, labels, weights, and the table to show cells from."""
 
     table: Table
-    X: NDArray[np.float64]
+    frame: Frame
     y: NDArray[Any]
     weight: NDArray[np.float64] | None
     place: NDArray[np.intp]  # in the file, from 0
 
     @classmethod
-    def of(cls, table: Table, encoding: Encoding, unseen: str | None = None) -> EncodedRows:
-        """All rows of a table."""
-        y, X = encoding.read_labels(table), encoding.encode(table, unseen)
-        weight = encoding.read_weights(table) if encoding.weight in table.columns else None
-        return cls(table, X, y, weight, np.arange(table.n_rows))
+    def of(cls, table: Table, frame: Frame, roles: Roles) -> TableRows:
+        """All rows of a table; a table to look at need not have weights."""
+        weight = roles.read_weights(table) if roles.weight in table.columns else None
+        return cls(table, frame, roles.read_labels(table), weight, np.arange(table.n_rows))
 
-    def take(self, rows: NDArray[np.intp]) -> EncodedRows:
+    def take(self, rows: NDArray[np.intp]) -> TableRows:
         weight = None if self.weight is None else self.weight[rows]
-        return EncodedRows(
-            self.table.take(rows), self.X[rows], self.y[rows], weight, self.place[rows]
-        )
+        table, frame = self.table.take(rows), self.frame.take(rows)
+        return TableRows(table, frame, self.y[rows], weight, self.place[rows])
 
 
 @dataclass
 class Labelled:
     """Rows of a table to score, and what the model has to do with the table."""
 
-    rows: EncodedRows
-    all: EncodedRows
-    train: EncodedRows | None  # what the model learned from, where this table has it
+    rows: TableRows
+    all: TableRows
+    train: TableRows | None  # what the model learned from, where this table has it
     seen: int | None  # how many of the rows to score are those; None where it cannot be known
 
 
@@ -100,74 +118,53 @@ class Task:
 
 @dataclass(frozen=True)
 class Training:
-    """A training table: its encoding, the rows to train on and those held out, if any."""
+    """A training table: its columns, the rows to train on and those held out, if any."""
 
     task: Task
-    encoding: Encoding
-    all: EncodedRows
-    train: EncodedRows
-    test: EncodedRows | None
+    roles: Roles
+    categorical: list[str]
+    all: TableRows
+    train: TableRows
+    test: TableRows | None
     notes: list[str]
 
 
 def prepare(task: Task, group: Group = ALONE) -> Training:
-    """Read a table, choose its encoding and set rows aside.
-
-    Of several ranks each has its share of the rows; the encoding is that of all.
-    """
+    """Read a table, understand its columns and set rows aside; each rank has its share of rows."""
     reading, target, test = task.reading, task.target, task.test
+    for option, names in (("--weight", [reading.weight]), ("--ignore", reading.ignore)):
+        if target in names:
+            raise TableError(f"{option} {target!r} is the target")
     share = (group.rank, group.size)
     table = group.all(lambda: reading.table(task.table, share=share))
-    sample = joint_sample(table, target, group)
-    encoding, notes = choose_encoding(
-        sample,
-        target,
-        categorical=reading.categorical,
-        missing=reading.missing,
-        ignore=reading.ignore,
-        weight=reading.weight,
-    )
-    if test is not None or task.test_size == 0:
-        rows = group.all(lambda: EncodedRows.of(table, encoding))
-        held_out = None
-        if test is not None:
-            known = np.unique(np.concatenate(group.gather(np.unique(rows.y))))
-            held_out = group.all(lambda: EncodedRows.of(reading.table(test, share=share), encoding))
-            group.all(lambda: check_known(held_out.y, known, target))
-        return Training(task, encoding, rows, rows, held_out, notes)
-    labels = group.all(lambda: encoding.read_labels(table))
-    first, second = group.all(lambda: split(labels, task.test_size, task.seed))
-    encoding = encoding.refilled(joint_sample(table.take(first), target, group))
-    rows = group.all(lambda: EncodedRows.of(table, encoding))
-    return Training(task, encoding, rows, rows.take(first), rows.take(second), notes)
+    cells = group.all(lambda: target_cells(table, target))
+    cells = [cell for part in group.gather(cells) for cell in part]
 
+    def understood() -> tuple[Roles, Frame, Categorical]:
+        labels = label_type(table, cells, target)
+        if reading.weight is not None:
+            table.column(reading.weight, "weight column")
+        roles = Roles(target, labels, reading.weight, table.decimal or ".")
+        return roles, *reading.frame(table, roles)
 
-def joint_sample(table: Table, target: str, group: Group) -> Table:
-    """Rows of all shares that hold everything an encoding depends on; alone, the table itself.
+    roles, frame, choice = group.all(understood)
+    notes = [*(notes_on(frame, reading.ignore) if group.size == 1 else ()), *note_rare(cells)]
+    rows = group.all(lambda: TableRows.of(table, frame, roles))
+    train, held_out = rows, None
+    if test is not None:
 
-    The first rows, and the first row with each value of a column, as far as categories go.
-    """
-    if group.size == 1:
-        return table
-    chosen = [np.arange(min(_SAMPLE, table.n_rows))]
-    for name, cells in table.columns.items():
-        if cells.dtype.kind in "OU":
-            gaps = np.array([is_missing(cell) for cell in cells.tolist()], dtype=bool)
-        else:
-            gaps = cells != cells  # NaN, where there can be one
-        chosen.append(np.flatnonzero(gaps)[:1])
-        if cells.dtype.kind in "OU" or name == target:
-            _, first = np.unique([str(cell) for cell in texts(cells)], return_index=True)
-            chosen.append(np.sort(first)[: None if name == target else MOST_CATEGORIES + 1])
-    part = table.take(np.unique(np.concatenate(chosen)))
-    found = group.gather(part.columns)
-    columns = {name: _cells([f[name] for f in found]) for name in part.columns}
-    return replace(table, columns=columns, n_rows=sum(group.gather(part.n_rows)))
+        def other() -> TableRows:
+            other = reading.table(test, share=share)
+            names = [name for name in frame.columns if name not in reading.ignore]
+            columns = other.frame(names, roles.decimal)
+            if group.size == 1:  # kinds are those of all ranks' rows
+                columns.of_kinds({name: frame.columns[name].kind for name in names})
+            return TableRows.of(other, columns, roles)
 
-
-def _cells(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """The cells of all ranks; truth values are text where another rank's have gaps."""
-    if len({part.dtype.kind == "b" for part in parts}) > 1:
-        parts = [part.astype(str) if part.dtype.kind == "b" else part for part in parts]
-    text = any(part.dtype.kind in "OU" for part in parts)
-    return np.concatenate([part.astype(object) if text else part for part in parts])
+        held_out = group.all(other)
+        known = np.unique(np.concatenate(group.gather(np.unique(rows.y))))
+        group.all(lambda: check_known(held_out.y, known, target))
+    elif task.test_size:
+        first, second = group.all(lambda: split(rows.y, task.test_size, task.seed))
+        train, held_out = rows.take(first), rows.take(second)
+    return Training(task, roles, choice.codes, rows, train, held_out, notes)

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conjugp._inputs.cells import unescaped
-from conjugp._inputs.table import Table, TableError, listed
+from conjugp._inputs.table import TableError, listed
+from conjugp.cli._cells import Table, unescaped
 
 CSV, PARQUET, NPZ = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".npz",)
 FORMATS = (*CSV, *PARQUET, *NPZ)
@@ -131,7 +131,8 @@ def read_csv(
         # A delimiter at the end of every line makes a column with neither name nor content.
         if name or any(cells)
     ]
-    return _table([(n, np.array(c, dtype=object)) for n, c in named], n_rows, source, skip)
+    table = _table([(n, np.array(c, dtype=object)) for n, c in named], n_rows, source, skip)
+    return replace(table, typed=False)
 
 
 def need_pyarrow() -> None:
@@ -155,11 +156,21 @@ def read_parquet(path: Path, skip: tuple = (), share: tuple[int, int] = (0, 1)) 
     found = _parquet(
         path, lambda file: file.read_row_groups(range(k, file.metadata.num_row_groups, n))
     )
-    columns, left_out = [], set(skip)
+    columns, orders, wrong, left_out = [], {}, [], set(skip)
     for name, column in zip(found.column_names, found.columns, strict=True):
-        # What is left out may be of any type.
-        columns.append((name, column if name in left_out else _from_arrow(name, column, path)))
-    return _table(columns, found.num_rows, str(path), skip)
+        made = column if name in left_out else _from_arrow(column)  # it may be of any type there
+        if made is None:
+            wrong.append(f"{name!r} is of type {column.type}")
+        elif getattr(column.type, "ordered", False):
+            for chunk in column.unify_dictionaries().chunks[:1]:
+                orders[name] = tuple(map(str, chunk.dictionary.to_pylist()))
+        columns.append((name, made))
+    if wrong:
+        raise TableError(
+            f"{path}: the column {'; the column '.join(wrong)}; numbers, booleans, dates and text "
+            "can be read; leave others out with --ignore"
+        )
+    return replace(_table(columns, found.num_rows, str(path), skip), orders=orders)
 
 
 def _parquet(path: Path, work: Callable[[Any], Any]) -> Any:
@@ -175,26 +186,23 @@ def _parquet(path: Path, work: Callable[[Any], Any]) -> Any:
             raise TableError(f"{path} is not a Parquet file, or damaged") from error
 
 
-def _from_arrow(name: str, column: Any, path: Path) -> NDArray[Any]:
-    """A column of Arrow's as an array: numbers, booleans, dates or text."""
+def _from_arrow(column: Any) -> NDArray[Any] | None:
+    """A column of Arrow's as an array: numbers, booleans, dates or text; None for others."""
     from pyarrow import types
 
     kind = column.type
     if types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
-    if types.is_floating(kind) or types.is_decimal(kind):
-        return np.array([np.nan if v is None else float(v) for v in column.to_pylist()], float)
-    if types.is_integer(kind) and column.null_count:
-        return np.array([np.nan if v is None else v for v in column.to_pylist()], float)
-    if types.is_integer(kind) or types.is_temporal(kind):
+    whole, gaps = types.is_integer(kind) or types.is_boolean(kind), column.null_count
+    if types.is_timestamp(kind) or types.is_date(kind) or (whole and not gaps):
         return column.to_numpy()
-    if types.is_boolean(kind) and not column.null_count:
-        return column.to_numpy()
-    if types.is_boolean(kind) or types.is_string(kind) or types.is_large_string(kind):
-        return np.array([None if v is None else str(v).strip() for v in column.to_pylist()], object)
-    raise TableError(
-        f"{path}: the column {name!r} is of type {kind}; numbers, booleans and text can be read"
-    )
+    cells = column.to_pylist()
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        return np.array([np.nan if v is None else float(v) for v in cells])
+    texts = (types.is_boolean, types.is_string, types.is_large_string, types.is_null)
+    if any(is_kind(kind) for is_kind in texts):
+        return np.array([None if v is None else str(v).strip() for v in cells], dtype=object)
+    return None
 
 
 def read_npz(path: Path, skip: tuple = ()) -> Table:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Mapping
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,22 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import conjugp
-from conjugp._inputs.table import Table
+from conjugp._inputs.encoder import Encoder
+from conjugp._inputs.frames import Frame, frame_of
+from conjugp._inputs.kinds import OTHER, Number
+from conjugp._inputs.table import TableError, shown
 from conjugp._persistence import files
 from conjugp._persistence import model_file as saving
 from conjugp._persistence.files import FileFormatError
 from conjugp._rows.group import ALONE, Group
-from conjugp.cli._encoding import Encoding
+from conjugp.cli import _format_1 as format_1
+from conjugp.cli._cells import Table, other_decimal, say_decimal
+from conjugp.cli._roles import Roles
 from conjugp.cli._scores import count_common, row_digests
+from conjugp.cli._settings import TableRows
 from conjugp.cli._tables import FORMATS, read_table
 
+FORMAT = 2
 KEY = "table"
 ROWS = "rows"  # in the origin, digests of the training rows; older files are without
 MOST_DIGESTS = 200_000
@@ -41,54 +47,120 @@ ORIGIN: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Model:
-    """A fitted classifier, the columns it needs, and where it came from."""
+    """A fitted classifier, the roles of columns that it knows by name, and where it came from.
+
+    One that was fitted in Python has neither roles nor an origin.
+    """
 
     clf: Any
-    encoding: Encoding
-    origin: dict[str, Any]  # of the training rows, with the keys of ORIGIN
+    roles: Roles | None = None
+    origin: dict[str, Any] = field(default_factory=dict)  # of the rows, with the keys of ORIGIN
 
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all."""
-        extra = {KEY: {"encoding": self.encoding.to_json(), "origin": self.origin}}
-        saving.save(self.named(), path, extra=extra)
+        part = None if self.roles is None else {"format": FORMAT, **asdict(self.roles)}
+        saving.save(self.clf, path, extra=part and {KEY: {**part, "origin": self.origin}})
 
-    def named(self) -> Any:
-        """The classifier with the names of its features."""
-        clf = copy(self.clf)
-        clf._inputs = replace(clf._inputs, names=tuple(self.encoding.features))
-        return clf
+    @property
+    def encoder(self) -> Encoder:
+        """What the columns become; of a model of plain numbers they are numbers."""
+        inputs = self.clf._inputs
+        if inputs.encoder is not None:
+            return inputs.encoder
+        names = inputs.names or tuple(f"x{i}" for i in range(inputs.n_features))
+        means = zip(names, inputs.scaling.shift.tolist(), strict=True)
+        parts = tuple(Number(name, mean, gaps=False) for name, mean in means)
+        return Encoder(names, inputs.names is not None, parts, {})
 
-    def count_seen(self, X: NDArray[np.float64], y: NDArray[Any]) -> int | None:
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Columns that need not be read."""
+        return tuple(name for name, why in self.encoder.left_out.items() if why == "ignored")
+
+    def known_roles(self) -> Roles:
+        """The roles; an error for a model that has none."""
+        if self.roles is None:
+            raise FileFormatError(
+                "the model was not made by `conjugp fit`: its file does not say which column is "
+                "the target"
+            )
+        return self.roles
+
+    def frame(self, table: Table | Frame, unseen: str = "ignore") -> Frame:
+        """The columns that it looks at, as they were in the fit; one error for all that are not.
+
+        With ``unseen="refuse"`` that is so for levels that the training table did not have.
+        """
+        encoder, hint = self.encoder, ""
+        if isinstance(table, Frame):
+            frame = table
+        else:
+            sign = table.decimal or (self.roles.decimal if self.roles else ".")
+            frame = table.frame(encoder.kinds if encoder.named else table.names, sign)
+            wanted = {name for name, kind in encoder.kinds.items() if kind == "number"}
+            texts = [c.values for n, c in frame.columns.items() if c.kind == "text" and n in wanted]
+            signs = {other_decimal(t, sign) for t in texts if not table.typed}
+            hint = "".join(f"; {say_decimal(other)}" for other in signs if other)
+        try:
+            found = encoder.of_fit(frame)
+        except TableError as error:
+            raise TableError(f"{error}{hint}") from error
+        if unseen == "refuse" and (new := self.unseen(found)):
+            raise TableError("; ".join(new))
+        return found
+
+    def unseen(self, frame: Frame) -> list[str]:
+        """Sentences on levels that the training table did not have, by column."""
+        found = []
+        for name, known in self.encoder.levels.items():
+            values = frame.columns[name].values
+            new = np.array([v is not None and v not in known for v in values])
+            if OTHER not in known and new.any():
+                row = int(new.argmax())
+                more = f", and the like in {new.sum() - 1} more rows" if new.sum() > 1 else ""
+                found.append(
+                    f"the column {name!r} has a category that the training table did not have: "
+                    f"{shown(values[row])} in row {row + 1}{more}"
+                )
+        return found
+
+    def rows(self, table: Table, unseen: str = "ignore") -> TableRows:
+        """All rows of a table that has the target."""
+        return TableRows.of(table, self.frame(table, unseen), self.known_roles())
+
+    def count_seen(self, rows: TableRows) -> int | None:
         """How many of these rows the model has learned from; None where the file cannot tell."""
         kept = self.origin.get(ROWS)
-        return None if kept is None else count_common(row_digests(X, y), _unpacked(kept))
+        if kept is None:
+            return None
+        return count_common(row_digests(self.encoder.encode(rows.frame), rows.y), _unpacked(kept))
 
     def predict_proba(
-        self, table: str | os.PathLike[str] | Mapping[str, ArrayLike], unseen: str = "refuse"
+        self, table: str | os.PathLike[str] | Mapping[str, ArrayLike] | Any, unseen: str = "ignore"
     ) -> NDArray[np.float64]:
         """Probabilities of the classes, ``clf.classes_``, for the rows of a table.
 
         Parameters
         ----------
-        table : path or mapping of names to columns
+        table : path, frame or mapping of names to columns
             A file as for ``conjugp predict``, or the columns themselves. They are found by name;
             more columns than the model needs do no harm.
-        unseen : {"refuse", "ignore"}, default="refuse"
-            What to do with categories of one-hot columns that training did not have.
+        unseen : {"refuse", "ignore"}, default="ignore"
+            What to do with categories that training did not have.
 
         Returns
         -------
         proba : ndarray of shape (n_rows, n_classes)
         """
         path = isinstance(table, str | os.PathLike)
-        rows = read_table(Path(table), skip=self.encoding.ignored) if path else Table.of(table)
-        return self.clf.predict_proba(self.encoding.encode(rows, unseen))
+        rows = read_table(Path(table), skip=self.ignored) if path else frame_of(table)
+        return self.clf.predict_proba(self.frame(rows, unseen))
 
 
 def load_model(
     path: str | os.PathLike[str], device: str | None = None, table: Path | None = None
 ) -> Model:
-    """The model in a file that ``conjugp fit`` wrote.
+    """The model in a file that ``conjugp fit`` wrote, or that was saved in Python.
 
     Parameters
     ----------
@@ -107,12 +179,12 @@ def load_model(
     path = Path(path)
     header = read_header(path, table)
     clf = conjugp.load(path, device=device)
-    encoding, origin = table_part(header)
-    if len(encoding.features) != clf.n_features_in_:
-        raise FileFormatError(f"{path}: its columns do not fit its model")
-    # Features are found by name and put in order before; scikit-learn would ask for names again.
-    vars(clf).pop("feature_names_in_", None)
-    return Model(clf, encoding, origin)
+    if KEY not in header["extra"]:
+        return Model(clf)
+    roles, origin = table_part(header)
+    if "encoding" in header["extra"][KEY]:
+        format_1.translate(clf, header["extra"][KEY]["encoding"])
+    return Model(clf, roles, origin)
 
 
 def read_header(path: Path, table: Path | None = None) -> dict[str, Any]:
@@ -140,12 +212,19 @@ def _unpacked(text: str) -> NDArray[np.uint64]:
     return np.frombuffer(base64.b64decode(text, validate=True), dtype="<u8")
 
 
-def table_part(info: dict[str, Any]) -> tuple[Encoding, dict[str, Any]]:
-    """The encoding and the origin in the header of a model file."""
+def table_part(info: dict[str, Any]) -> tuple[Roles, dict[str, Any]]:
+    """The roles and the origin in the header of a model file."""
     part = info["extra"].get(KEY)
-    part = part if isinstance(part, dict) else {}
-    encoding = Encoding.from_json(part.get("encoding"))
-    origin: Any = part.get("origin")
+    part = dict(part) if isinstance(part, dict) else {}
+    origin: Any = part.pop("origin", None)
+    if "encoding" not in part and part.pop("format", None) != FORMAT:
+        raise FileFormatError(
+            f"the model's columns are not described in format {FORMAT}, which this version reads"
+        )
+    try:
+        roles = Roles(**(format_1.roles(part["encoding"]) if "encoding" in part else part))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise FileFormatError("the model's description of its columns is damaged") from error
     try:
         typed = all(type(origin.get(name)) in kinds for name, kinds in ORIGIN.items())
         if not typed or not 0 <= origin["test_size"] <= 0.9 or not 0 <= origin["seed"] < 2**31:
@@ -154,4 +233,4 @@ def table_part(info: dict[str, Any]) -> tuple[Encoding, dict[str, Any]]:
             _unpacked(origin[ROWS])
     except (AttributeError, TypeError, ValueError) as error:
         raise FileFormatError("the model's description of its training rows is damaged") from error
-    return encoding, origin
+    return roles, origin

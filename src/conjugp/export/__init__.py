@@ -127,7 +127,5 @@ def _metadata(clf: GPClassifier, model: Model, labels: NDArray[Any]) -> dict[str
     if clf._inputs.names is not None:
         found["feature_names"] = json.dumps(clf._inputs.names)
     if clf._inputs.encoder is not None:
-        from conjugp.export._columns import kinds
-
-        found["columns"] = json.dumps(kinds(clf._inputs.encoder))
+        found["columns"] = json.dumps(clf._inputs.encoder.kinds)
     return found

@@ -15,15 +15,9 @@ OUTPUTS = ("label", "probabilities")
 GAP = ""  # in text; in numbers it is NaN
 
 
-def kinds(encoder: Encoder) -> dict[str, str]:
-    """The columns that a model uses: "number", "date" (days since 1970) or "text"."""
-    words: dict[type[e.Part], str] = {e.Number: "number", e.Date: "date"}
-    return {part.name: words.get(type(part), "text") for part in encoder.parts}
-
-
 def inputs(encoder: Encoder) -> dict[str, str]:
     """What the inputs of the columns are called: as they are, unless an output or nothing is."""
-    columns, not_free = kinds(encoder), {*OUTPUTS, GAP}
+    columns, not_free = encoder.kinds, {*OUTPUTS, GAP}
     scope = Scope(taken={*columns, *not_free})
     return {name: scope.free(name) if name in not_free else name for name in columns}
 

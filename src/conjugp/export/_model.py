@@ -36,7 +36,7 @@ def build(
         names, types = columns.inputs(encoder), {"text": TensorProto.STRING}
         graph = Scope(taken=names.values())
         X = columns.cells(graph, encoder, names)
-        of = columns.kinds(encoder)
+        of = encoder.kinds
         given = [declare(names[c], types.get(of[c], kind), ["n", 1]) for c in names]
     # Rows go in chunks of R; the last row fills the last chunk.
     n = graph.squeeze(graph.op("Slice", graph.op("Shape", X), np.array([0]), np.array([1])))
