@@ -122,7 +122,7 @@ def test_new_points_leave_the_posterior_as_it_was():
 
 def test_scales_come_from_the_first_call():
     clf = GPClassifier(random_state=0).partial_fit(X[:40], y[:40], classes=CLASSES)
-    shift, scale = clf._inputs.scaling
+    shift, scale, _ = clf._inputs.scaling
     clf.partial_fit(1e3 * X[40:80], y[40:80])
     np.testing.assert_array_equal(clf._inputs.scaling.shift, shift)
     np.testing.assert_array_equal(clf._inputs.scaling.scale, scale)

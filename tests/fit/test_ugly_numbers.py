@@ -141,7 +141,7 @@ def test_what_is_no_kernel_is_refused(how, learn):
 def test_where_all_candidates_fail_a_plain_kernel_is_taken(monkeypatch):
     X, y = toy(400, gap=1.0)
     monkeypatch.setattr("conjugp._fit.search.held_out_loss", lambda *_: np.inf)
-    clf = GPClassifier(random_state=0, max_epochs=3).fit(X, y)
+    clf = GPClassifier(covariance="shared", random_state=0, max_epochs=3).fit(X, y)
     assert isinstance(clf.kernel_, RBF)
     assert clf.kernel_.variance == FitOptions().mean_variance
     gap = np.median(pdist(X / X.std(axis=0)))

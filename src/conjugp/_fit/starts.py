@@ -12,6 +12,7 @@ from conjugp._gp import inducing
 from conjugp._gp.features import basis, features
 from conjugp._gp.posterior import Posterior, State, initial_state, kl, moments, prior
 from conjugp._inference import svi
+from conjugp._inference.moving import AT_REST
 from conjugp._inputs.inputs import Scaling
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._rows.dataset import Data, Dataset
@@ -23,7 +24,6 @@ SHARES = (0.0, 0.5, 1.0)
 
 # The small fits that choose: rows, inducing points among them, sweeps, and of the median distance.
 ROWS, POINTS, SWEEPS, LENGTH = 350, 50, 3, 0.7
-AT_REST = 0.01  # all values of a column that is at rest are nearer to 0
 LEAST = 200  # rows, with fewer all features count alike
 
 # Of the kernel with which minibatches start: its variance, and its length in median distances.

@@ -181,8 +181,8 @@ def learn(
         gradients = epoch >= _WARM_UP
         try:
             evidence = sweep(gradients)
-        except (NotPositiveDefiniteError, FloatingPointError):
-            moving.go_back(best)
+        except (NotPositiveDefiniteError, FloatingPointError) as error:
+            moving.go_back(best, error)
             sweep.sites = best_sites
             continue
         history.append(evidence)

@@ -107,8 +107,8 @@ def learn(
             gradients = moving.learning and epoch >= _WARM_UP
             stats = sweep(q, gradients)
             elbo = finite(float(stats.bound) - float(kl(q)))
-        except (NotPositiveDefiniteError, FloatingPointError):
-            moving.go_back(best)
+        except (NotPositiveDefiniteError, FloatingPointError) as error:
+            moving.go_back(best, error)
             continue
         history.append(elbo)
         loop.report(epoch + 1, cfg.max_epochs, elbo)

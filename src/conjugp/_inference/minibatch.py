@@ -70,8 +70,8 @@ def fit(loop: Loop, step: MinibatchStep, batches: Batches) -> Result:
             loop.keep(at=at, batches=batches.state(), step=step.state())
         try:
             taken = step(batches, annealing.plan(t, moving.rate))
-        except (NotPositiveDefiniteError, FloatingPointError):
-            moving.go_back(good)
+        except (NotPositiveDefiniteError, FloatingPointError) as error:
+            moving.go_back(good, error)
             continue
         elbos += taken
         t += len(taken)

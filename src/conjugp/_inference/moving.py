@@ -22,6 +22,7 @@ from conjugp._rows.dataset import Data, Dataset
 from conjugp._rows.group import Group
 
 _MAX_FAILURES = 8
+AT_REST = 0.01  # all values of a column that is at rest are nearer to 0
 
 
 class Leaves(NamedTuple):
@@ -54,6 +55,7 @@ class Moving:
         self.rate = settings.learning_rate
         self.factors = (settings.kernel_rate, settings.inducing_rate, 1.0)  # of the rate, by leaf
         self.q_in_place = False
+        self.still: Tensor | None = None  # (D,) columns in which inducing points stay: 0, else 1
         self._failures = 0
         groups = settings.groups
         shared = None if groups is None else state.template.shared(groups)
@@ -68,6 +70,14 @@ class Moving:
         for leaf, moves in zip(self.leaves, self.learned, strict=True):
             leaf.requires_grad_(moves)
         self.__dict__.pop("adam", None)
+
+    def keep_still(self, X: Tensor) -> None:
+        """Leave inducing points where they are in columns of these rows that are at rest.
+
+        Adam moves them by its rate in each, however little a gradient says.
+        """
+        if self.learned.Z:
+            self.still = (X.abs().amax(0) >= AT_REST).to(self.state.Z)
 
     @cached_property
     def adam(self) -> Adam:
@@ -128,6 +138,8 @@ class Moving:
             d_theta = d_theta + strength * self.state.template.prior_slope(moved, d_theta)
         if strength and d_mean is not None:
             d_mean = d_mean + strength * (leaves.mean - self._start.mean)
+        if d_Z is not None and self.still is not None:
+            d_Z = d_Z * self.still
         if d_theta is not None and self._shared is not None:
             sums = torch.zeros_like(d_theta).index_add_(1, self._shared, d_theta)
             d_theta = sums.index_select(1, self._shared)
@@ -165,13 +177,15 @@ class Moving:
         changed = (s.theta, s.Z, s.mean, s.q.h, s.q.P)
         return all(bool(torch.isfinite(x.detach()).all()) for x in changed)
 
-    def go_back(self, good: State) -> None:
-        """Go back to the last good state and take smaller steps from there."""
+    def go_back(self, good: State, error: Exception | None = None) -> None:
+        """Go back to the last good state and take smaller steps from there, if the `error` lets."""
         self._failures += 1
         if self._failures > _MAX_FAILURES:
             # Hyperparameters that lead nowhere stay where they are, and q goes on alone.
             self.learning = False
         if self._failures > 2 * _MAX_FAILURES:
+            if isinstance(error, NotPositiveDefiniteError):
+                raise error
             raise FloatingPointError(
                 "the fit kept leaving the range of floating-point numbers; try dtype='float64', "
                 "a smaller learning_rate, or learn_hyperparameters=False"

@@ -23,6 +23,7 @@ from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._persistence.journal import Journal
 from conjugp._rows.dataset import Data, Dataset
 
+STILL_ROWS = 1000  # that are asked which columns are at rest
 _ABSORBED = 0.7  # of a step; not all the way: sites of the tight bound could overshoot
 
 
@@ -78,8 +79,8 @@ def absorb(
             gradients = moving.settled
             try:
                 value = step(gradients)
-            except (NotPositiveDefiniteError, FloatingPointError):
-                moving.go_back(good)
+            except (NotPositiveDefiniteError, FloatingPointError) as error:
+                moving.go_back(good, error)
                 if sweep is not None:
                     sweep.forget()
                 continue
@@ -113,7 +114,10 @@ def _moving(state: State, data: Dataset, settings: Settings) -> Moving:
     if settings.inference == "ep":
         ep_steps.noise_of(settings.likelihood)  # or this is no likelihood for it
         settings = replace(settings, kept=1.0)  # a site knows of no other variance
-    return Moving(state, data.total, settings)
+    moving = Moving(state, data.total, settings)
+    if data.n:
+        moving.keep_still(data.head(STILL_ROWS).X)
+    return moving
 
 
 def _step(loop: Loop, batches: Batches, n_others: int | None) -> MinibatchStep:
