@@ -233,3 +233,17 @@ def test_a_column_at_rest_leaves_minibatches_free_to_learn():
     X[:, 11] = np.arange(1200) == 7
     clf = GPClassifier(covariance="full", n_inducing=60, max_epochs=12, random_state=0).fit(X, y)
     assert clf.score(X, y) > 0.95
+
+
+@pytest.mark.parametrize("kernel", ["rbf + linear", "rbf * linear"])
+@pytest.mark.parametrize("n", [100, 1100])
+def test_linear_parts_reach_columns_far_from_the_origin(kernel, n):
+    """Such as a year: they had all of the variance, and every answer was the classes' shares."""
+    X, y = toy(n + 200, gap=1.0)
+    far = X + [0.0, 2000.0]
+    clf = GPClassifier(kernel, covariance="full", n_inducing=30, random_state=0)
+    found = []
+    for rows in (far, X):
+        p = clf.fit(rows[:n], y[:n]).predict_proba(rows[n:])
+        found.append(-np.log(p[np.arange(200), y[n:]]).mean())
+    assert found[0] <= allowed(found[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from conjugp._inference.moving import AT_REST
 from conjugp._inputs.inputs import Scaling
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._rows.dataset import Data, Dataset
-from conjugp.kernels import Kernel, Normalised
+from conjugp.kernels import Kernel, Linear, Normalised, Product, Sum
 from conjugp.likelihoods import LogisticSoftmax
 
 # 0: all features count alike; 1: as much as they vary in the user's units; and between the two.
@@ -24,6 +25,7 @@ SHARES = (0.0, 0.5, 1.0)
 
 # The small fits that choose: rows, inducing points among them, sweeps, and of the median distance.
 ROWS, POINTS, SWEEPS, LENGTH = 350, 50, 3, 0.7
+FAR = 3.0  # working units from the origin, which linear parts have to reach
 LEAST = 200  # rows, with fewer all features count alike
 
 # Of the kernel with which minibatches start: its variance, and its length in median distances.
@@ -105,14 +107,30 @@ def first_kernel(plan: Plan, data: Dataset, scaling: Scaling) -> Kernel:
     some = data.head(ROWS) if data.n_classes <= KERNEL_CLASSES else data.sample()
     few = only_classes(some, largest_classes(some, KERNEL_CLASSES))
     lengths = best_lengthscales(kernel, few, torch.as_tensor(scaling.scale), FIRST_VARIANCE)
-    return kernel.filled(FIRST_LENGTH * data.group.same_tensor(lengths), FIRST_VARIANCE)
+    lengths = FIRST_LENGTH * data.group.same_tensor(lengths)
+    return reaching(kernel, lengths, few.rows(0, ROWS).X).filled(lengths, FIRST_VARIANCE)
 
 
 def filled(kernel: Kernel, data: Dataset, variance: float, factor: float = 1.0) -> Kernel:
     """The kernel with what the user left open: a share of the median distance, a variance."""
     X = data.head(1000).X
     d = factor * median_distance(X)
-    return kernel.filled(torch.full((X.shape[1],), d, dtype=torch.float64), variance)
+    lengths = torch.full((X.shape[1],), d, dtype=torch.float64)
+    return reaching(kernel, lengths, X).filled(lengths, variance)
+
+
+def reaching(kernel: Kernel, lengths: Tensor, X: Tensor) -> Kernel:
+    """The kernel with linear parts, where they are left open, that reach rows far from 0.
+
+    A column such as the year, 2,000 standard deviations from the user's origin, would else have
+    all of the variance, and latents far beyond anything that labels say.
+    """
+    if isinstance(kernel, Linear) and kernel.lengthscale is None:
+        far = X.double().square().mean(0).sqrt().cpu()
+        return replace(kernel, lengthscale=lengths * torch.where(far > FAR, far, 1.0))
+    if isinstance(kernel, Sum | Product):
+        return replace(kernel, parts=tuple(reaching(part, lengths, X) for part in kernel.parts))
+    return kernel
 
 
 def median_distance(X: Tensor) -> float:
@@ -144,7 +162,7 @@ def best_lengthscales(kernel: Kernel, data: Data, scale: Tensor, variance: float
     few, tried = data.rows(0, ROWS), list[tuple[Tensor, Kernel]]()
     for share in SHARES if few.n >= LEAST else SHARES[:1]:
         lengths = lengthscales(few.X, scale, share)
-        start = kernel.filled(LENGTH * lengths, variance)
+        start = reaching(kernel, LENGTH * lengths, few.X).filled(LENGTH * lengths, variance)
         # What a kernel leaves open may hardly depend on the units.
         if not any(torch.allclose(start.theta, k.theta, atol=0.1) for _, k in tried):
             tried.append((lengths, start))
