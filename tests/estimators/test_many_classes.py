@@ -186,7 +186,9 @@ def test_a_kernel_of_directions_goes_where_kernels_go(directions, embedded):
     p = embedded.predict_proba(X_test)
     again = pickle.loads(pickle.dumps(embedded))
     np.testing.assert_array_equal(again.predict_proba(X_test), p)
-    given = GPClassifier(embedded.kernel_, learn_hyperparameters=False, random_state=0).fit(X, y)
+    given = GPClassifier(
+        embedded.kernel_, covariance="shared", learn_hyperparameters=False, random_state=0
+    ).fit(X, y)
     assert np.abs(given.predict_proba(X_test) - p).max() < 0.2
     assert given.kernel_ == embedded.kernel_
     warm = GPClassifier(warm_start=True, random_state=0).fit(X, y).fit(X, y)

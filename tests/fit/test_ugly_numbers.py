@@ -240,7 +240,7 @@ def test_a_column_at_rest_leaves_minibatches_free_to_learn():
 def test_linear_parts_reach_columns_far_from_the_origin(kernel, n):
     """Such as a year: they had all of the variance, and every answer was the classes' shares."""
     X, y = toy(n + 200, gap=1.0)
-    far = X + [0.0, 2000.0]
+    far = X + np.array([0.0, 2000.0])
     clf = GPClassifier(kernel, covariance="full", n_inducing=30, random_state=0)
     found = []
     for rows in (far, X):

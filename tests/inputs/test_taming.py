@@ -128,6 +128,16 @@ def test_the_way_there_changes_nothing_that_was_given() -> None:
     assert torch.equal(w, kept)
 
 
+def test_tails_of_rows_whose_lengths_differ_are_left_to_directions() -> None:
+    rng = np.random.default_rng(3)
+    unit = rng.standard_normal((300, 20))
+    X = unit * np.exp(1.5 * rng.standard_normal((300, 1)))
+    for rows, seen in ((X, True), (np.exp(2 * unit), False), (unit, False)):
+        inputs = fitted(rows)
+        assert inputs.embedding == seen
+        assert (inputs.scaling.taming is None) == (seen or rows is unit)
+
+
 def test_it_pays_where_one_column_has_a_long_tail() -> None:
     X, y = skewed(600)
     train, test = slice(0, 250), slice(250, None)

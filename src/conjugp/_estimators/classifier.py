@@ -428,7 +428,7 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
                     journal = Journal(seed)
                     if checkpoint is not None:
                         journal = open_journal(self, checkpoint, rows, classes, data, warm, seed)
-                plan = make_plan(self, data, scaling, checked, journal.seed, inputs.groups)
+                plan = make_plan(self, data, inputs, checked, journal.seed)
                 return Run(plan, bar, journal), data
 
             run, data = prepared(dtype)

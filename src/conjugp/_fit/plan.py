@@ -15,7 +15,7 @@ from conjugp._fit.options import Checked, FitOptions, knobs_of
 from conjugp._gp.model import Model
 from conjugp._gp.posterior import State
 from conjugp._inference.settings import Progress, Settings
-from conjugp._inputs.inputs import Scaling
+from conjugp._inputs.inputs import Inputs, Scaling
 from conjugp._inputs.taming import FEW_VALUES
 from conjugp._persistence.journal import Journal
 from conjugp._rows.dataset import Data, Dataset, class_shares
@@ -23,8 +23,8 @@ from conjugp.kernels import RBF, Kernel, Matern52
 from conjugp.likelihoods import Likelihood, LogisticSoftmax
 from conjugp.likelihoods._base import MC
 
-# Mean and covariance share their inducing points up to so many rows, and rows times classes.
-COUPLED_ROWS, COUPLED_PAIRS = 3000, 60_000
+# Mean and covariance share their points up to so many rows, rows times classes, and features.
+COUPLED_ROWS, COUPLED_PAIRS, COUPLED_FEATURES = 3000, 60_000, 200
 LEAST_INDUCING, COUPLED_INDUCING = 150, 300  # a quarter of the rows, within these
 SMALL, SMALL_INDUCING = 300, 100  # rows up to which fewer points do, and smooth kernels
 STREAM_INDUCING = 200
@@ -100,13 +100,12 @@ class Run:
 def make_plan(
     clf: Any,
     data: Dataset,
-    scaling: Scaling,
+    inputs: Inputs,
     checked: Checked,
     seed: int,
-    groups: tuple[int, ...] | None = None,
 ) -> Plan:
     """Settle every "auto" from N, C and D."""
-    (kernel, likelihood, bound, options), n = checked, data.n
+    (kernel, likelihood, bound, options), n, scaling = checked, data.n, inputs.scaling
     given = clf.inducing
     if not isinstance(given, str):
         given = given_inducing(given, data.like, scaling)
@@ -114,11 +113,7 @@ def make_plan(
     if isinstance(given, Tensor):
         M = len(given)
     auto = clf.covariance == "auto"
-    few = (
-        n <= COUPLED_ROWS and n * data.n_classes <= COUPLED_PAIRS
-        if M == "auto"
-        else M is None or int(M) <= COUPLED_INDUCING
-    )
+    few = _few(data, inputs) if M == "auto" else M is None or int(M) <= COUPLED_INDUCING
     # A decoupled mean follows the gradient of log p(y | f) at zero variance.
     only_coupled = clf.inference != "auto" or not likelihood.smooth or not clf.shared_kernel
     coupled = clf.covariance == "full" or only_coupled or (auto and few)
@@ -159,7 +154,7 @@ def make_plan(
         max_epochs=clf.max_epochs,
         tol=clf.tol,
         inference="ep" if clf.inference == "ep" else "vi",
-        groups=groups,
+        groups=inputs.groups,
         **knobs_of(options),
     )
     own = None if kernel is None else kernel.to_units(1 / scaling.scale)
@@ -180,6 +175,13 @@ def make_plan(
         replace(options, callback=None),  # a copy that can travel
         seed,
     )
+
+
+def _few(data: Dataset, inputs: Inputs) -> bool:
+    """Whether mean and covariance share their points: few rows, and no embedding of more."""
+    n, D = data.n, inputs.n_features
+    fits = n <= COUPLED_ROWS and n * data.n_classes <= COUPLED_PAIRS and D <= COUPLED_FEATURES
+    return n <= SMALL or (fits and not inputs.embedding)
 
 
 def _has_numbers(data: Dataset) -> bool:

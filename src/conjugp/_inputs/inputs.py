@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from conjugp._inputs.encoder import Encoder
-from conjugp._inputs.taming import Taming, tamed
+from conjugp._inputs.taming import Taming, directions, tamed
 from conjugp._numerics.threads import blocks, each
 from conjugp._persistence.codec import in_checkpoints
 from conjugp._persistence.parts import Parts
@@ -124,6 +124,7 @@ class Inputs:
     scaling: Scaling
     names: tuple[str, ...] | None = None
     encoder: Encoder | None = None
+    embedding: bool = False  # of the rows of a fit: whether their directions may be what matters
 
     @classmethod
     def fit(
@@ -147,14 +148,18 @@ class Inputs:
         if encoder is not None:
             scaling = scaling._replace(scale=np.where(encoder.own_units, 1.0, scaling.scale))
             features = encoder.features
-        complete = complete and all(k is None for k in kernels) and group.size == 1
-        if complete and _TAMED[0] <= rows.n <= _TAMED[1]:
+        complete, embedding = complete and all(k is None for k in kernels), False
+        if complete and _TAMED[0] <= sum(group.gather(rows.n)) <= _TAMED[1]:
             own = np.zeros(len(scaling.scale), bool) if encoder is None else encoder.own_units
-            X, _, weight = rows.read(0, rows.n)[:3]
-            scaling = scaling._replace(taming=tamed(X, weight, *scaling[:2], ~own))
+            here = rows.read(0, rows.n)
+            X, weight = map(np.concatenate, zip(*group.gather((here.X, here.weight)), strict=True))
+            taming = tamed(X, weight, *scaling[:2], ~own)
+            embedding = encoder is None and directions(X, weight, taming)
+            scaling = scaling if embedding else scaling._replace(taming=taming)
+        complete = complete and group.size == 1
         if complete and _LONELY[0] <= rows.n <= _LONELY[1]:
             scaling = _resting(scaling, rows.read(0, rows.n).X)
-        return cls(scaling, features, encoder)
+        return cls(scaling, features, encoder, embedding)
 
     @property
     def groups(self) -> tuple[int, ...] | None:

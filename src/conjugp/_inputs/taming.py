@@ -17,6 +17,7 @@ from conjugp._persistence.codec import in_checkpoints
 Array = NDArray[np.float64]
 
 FEW_VALUES = 12  # columns of so many different ones stay as they are
+EMBEDDING = 16  # columns, fewer are no embedding
 NORMAL = 0.9  # and those whose values and normal scores have this squared correlation
 BEND = 3.0  # standard deviations to which a tail is bent
 # Values of a column between which scores are linear; among them so many at each of its ends.
@@ -91,14 +92,10 @@ def tamed(
     """Which columns of X (n, D) `among` these (D,) have to be tamed; None: none."""
     found: list[tuple[int, float, Array, Array]] = []
     for j in np.flatnonzero(among):
-        values, place = np.unique(X[:, j].astype(np.float64), return_inverse=True)
-        if len(values) <= FEW_VALUES:
+        seen = _far_from_normal(X[:, j], weight)
+        if seen is None:
             continue
-        share = np.bincount(place, weight) / weight.sum()
-        # The middle of the ranks of equal values: a row of weight 2 is as two rows.
-        scores = ndtri((np.cumsum(share) - 0.5 * share).clip(1e-12, 1 - 1e-12))
-        if _correlation(values, scores, share) ** 2 >= NORMAL:
-            continue
+        values, scores, share = seen
         w = 0.5 * (bent((values - shift[j]) / scale[j]) + scores)
         middle = share @ w
         spread = max(float(share @ (w - middle) ** 2) ** 0.5, 1e-3)
@@ -115,6 +112,31 @@ def tamed(
     columns, slopes, knots, scores = zip(*found, strict=True)
     columns, slopes = np.array(columns, dtype=np.int64), np.array(slopes)
     return Taming(columns, slopes, np.stack(knots), np.stack(scores))
+
+
+def directions(X: NDArray, weight: Array, taming: Taming | None) -> bool:
+    """Whether most columns of X (n, D) have long tails because the rows' lengths differ.
+
+    Then rows are likely an embedding, of which directions matter.
+    """
+    n_columns = 0 if taming is None else len(taming.columns)
+    if X.shape[1] < EMBEDDING or 2 * n_columns < X.shape[1]:
+        return False
+    X = X / np.abs(X).max()
+    length = np.linalg.norm(X.astype(np.float64), axis=1, keepdims=True)
+    unit = X / np.where(length > 0, length, 1.0)
+    return 2 * sum(_far_from_normal(x, weight) is not None for x in unit.T) < n_columns
+
+
+def _far_from_normal(x: NDArray, weight: Array) -> tuple[Array, Array, Array] | None:
+    """Of a column that is: its values in order, their normal scores and shares."""
+    values, place = np.unique(x.astype(np.float64), return_inverse=True)
+    if len(values) <= FEW_VALUES:
+        return None
+    share = np.bincount(place, weight) / weight.sum()
+    # The middle of the ranks of equal values: a row of weight 2 is as two rows.
+    scores = ndtri((np.cumsum(share) - 0.5 * share).clip(1e-12, 1 - 1e-12))
+    return None if _correlation(values, scores, share) ** 2 >= NORMAL else (values, scores, share)
 
 
 def _correlation(a: Array, b: Array, share: Array) -> float:
