@@ -336,3 +336,86 @@ def test_dates_where_there_was_text(model):
     new, _ = table(5)
     with pytest.raises(ValueError, match=r"the column 'city' held texts .* and holds dates now"):
         model.predict(new.assign(city=new["since"].fillna(pd.Timestamp("2024-01-01"))))
+
+
+def test_what_is_ignored_may_hold_anything():
+    frame, y = table()
+    frame = frame.drop(columns="ticket")
+    odd = frame.assign(bad=[[1]] * N)
+    clf = quick(ignore=["bad"]).fit(odd, y)
+    p = clf.predict_proba(odd)
+    np.testing.assert_array_equal(clf.predict_proba(frame), p)
+    plain = quick().fit(frame, y)
+    np.testing.assert_array_equal(plain.predict_proba(frame), p)
+    np.testing.assert_array_equal(plain.predict_proba(odd), p)  # a column that it does not know
+    with pytest.raises(TypeError, match="'bad' holds a list in row 1"):
+        quick().fit(odd, y)
+
+
+def test_whole_numbers_that_floats_round():
+    y = np.arange(24) % 2
+    ids = 2**60 + np.arange(24)
+    level = np.where(y, "a", "b")
+    made = [
+        pa.table({"id": ids, "level": level}),
+        pl.DataFrame({"id": ids, "level": level}).with_columns(pl.col("id").cast(pl.Int128)),
+        pd.DataFrame({"id": ids.astype(object), "level": level}),
+    ]
+    p = [fixed().fit(X, y).predict_proba(X) for X in made]
+    np.testing.assert_array_equal(p[0], p[1])
+    np.testing.assert_array_equal(p[0], p[2])
+
+
+def test_dates_of_all_libraries_are_the_same_days():
+    frame, y = table()
+    frame = frame[["since", "city"]]
+    zoned = frame.assign(since=frame["since"].dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo"))
+    p = fixed().fit(frame, y).predict_proba(frame)
+    for X in (zoned, pl.from_pandas(zoned), pa.Table.from_pandas(zoned), zoned.astype(object)):
+        np.testing.assert_array_equal(fixed().fit(X, y).predict_proba(X), p)
+    far = pd.DataFrame({"since": np.array(["9999-12-31", "20000-01-01"], "M8[s]"), "city": "Bonn"})
+    assert np.isfinite(fixed().fit(frame, y).predict_proba(far)).all()
+
+
+def test_gaps_of_any_kind_in_new_rows_of_a_model_of_numbers():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 2))
+    clf = fixed().fit(X, X[:, 0] > 0)
+    other = X.copy()
+    other[:5, 1] = np.nan
+    p = clf.predict_proba(other)
+    for gap in (None, pd.NA, pd.NaT):
+        odd = other.astype(object)
+        odd[:5, 1] = gap
+        np.testing.assert_array_equal(clf.predict_proba(odd), p)
+    with pytest.raises(ValueError, match=r"X must be numeric.*the column 'x1' is not"):
+        clf.predict_proba(np.array([[1.0, "a"]], dtype=object))
+
+
+@pytest.mark.parametrize(
+    ("column", "match"),
+    [
+        ([dt.date(2024, 1, 1), *["a"] * 23], r"'c' holds a date in row 1, but not dates alone"),
+        ([*["a"] * 23, 10**400], r"'c' holds an infinite or too large number in row 24"),
+        ([*[1.0] * 23, 10**400], r"'c' holds an infinite or too large number in row 24"),
+        ([*[1.7e308] * 12, *[-1.7e308] * 12], r"'c' holds numbers too far apart"),
+        ([dt.timedelta(1)] * 24, r"'c' holds a timedelta in row 1.*leave the column out"),
+    ],
+)
+def test_columns_that_are_refused_are_named(column, match):
+    X = pd.DataFrame({"c": pd.Series(column, dtype=object), "level": ["a", "b"] * 12})
+    with pytest.raises((TypeError, ValueError), match=match):
+        fixed().fit(X, np.arange(24) % 2)
+
+
+def test_frames_that_are_refused():
+    frame, y = table(24)
+    with pytest.raises(TypeError, match="X must be in memory, and is a LazyFrame"):
+        fixed().fit(pl.from_pandas(frame).lazy(), y)
+    with pytest.raises(ValueError, match="'since' must hold codes, not dates"):
+        fixed(categorical=["since"]).fit(frame, y)
+    clf = fixed(ignore=["ticket"]).fit(frame, y)
+    with pytest.raises(ValueError, match="X: Found array with 0 sample"):
+        clf.predict_proba(frame[:0])
+    with pytest.raises(ValueError, match="y to be passed"):
+        fixed().fit(frame, None)

@@ -36,6 +36,7 @@ ENTRIES = {
     "optimiser": {"device", "nll"},
     "conditional_variance": {"nll"},
     "robust": {"cases", "passed", "wrong", "seconds", "median_gain"},
+    "odd_frames": {"cases", "outcomes", "passed", "wrong", "seconds"},
     "bounds": {"n_train", "seed", "exact", "tight"},
     "cost": {"seconds", "ratio"},
     "threads": {"busy processes", "quiet", "busy"},
@@ -63,7 +64,7 @@ def script(monkeypatch):
 
 
 SCRIPTS = "data sources record clock contestants compare quality small gibbs soak throughput step"
-SCRIPTS += " soak_ranks scaling gpu optimiser default_fit robust truth"
+SCRIPTS += " soak_ranks scaling gpu optimiser default_fit robust truth odd_frames"
 
 
 @pytest.mark.parametrize("name", SCRIPTS.split())

@@ -138,8 +138,13 @@ class Encoder:
             raise ValueError("the columns of the table are not described as they should be")
 
     def rows(self, X: Any) -> Array:
-        """The features (n, D) of a table of any kind."""
-        return self.encode(frame_of(X))
+        """The features (n, D) of a table of any kind; columns that are not used hold anything."""
+        return self.encode(frame_of(X, unread=self._unread))
+
+    def _unread(self, names: list[str], named: bool) -> list[str]:
+        used = {part.name for part in self.parts}
+        own = names if self.named and named else self.names
+        return [name for name, at in zip(names, own, strict=False) if at not in used]
 
     def encode(self, frame: Frame) -> Array:
         """The features (n, D) of rows; columns are found by their names where they have any."""

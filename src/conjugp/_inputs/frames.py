@@ -6,6 +6,8 @@ import datetime as dt
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import cached_property
+from itertools import compress
 from numbers import Real
 from typing import Any
 
@@ -17,6 +19,9 @@ from conjugp._inputs.table import TableError, listed, suggestion
 
 _DAY = 86_400.0  # seconds
 _DATES = (dt.date, dt.datetime, np.datetime64)
+_NUMBERS, _NO_NUMBERS = (Real, Decimal), (bool, np.timedelta64)
+_GAPS = ("NoneType", "NAType", "NaTType")  # by name: pandas need not be there
+_BLANK = "\0 \t\r\n"
 
 
 @dataclass(frozen=True)
@@ -30,18 +35,23 @@ class Cells:
     values: NDArray[Any]
     order: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def gaps(self) -> NDArray[np.bool_]:
         """Which cells have no value."""
         if self.kind == "text":
             return np.array([v is None for v in self.values], dtype=bool)
         return np.isnan(self.values)
 
+    @cached_property
+    def coded(self) -> tuple[list[str | None], NDArray[np.intp]]:
+        """The different texts, a gap being one, and which of them each cell has (n,)."""
+        place = {v: i for i, v in enumerate(dict.fromkeys(self.values))}
+        codes = np.fromiter((place[v] for v in self.values), np.intp, len(self.values))
+        return list(place), codes
+
     def as_text(self) -> Cells:
         """The same as levels of a category; 3.0 is ``3``."""
-        if self.kind == "text":
-            return self
-        return Cells("text", _objects(_code(v) for v in self.values.tolist()))
+        return self if self.kind == "text" else Cells("text", _codes(self.values.tolist()))
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,8 @@ class Frame:
 
     def take(self, rows: NDArray[np.bool_]) -> Frame:
         """Some of the rows."""
+        if rows.all():
+            return self
         columns = {n: replace(c, values=c.values[rows]) for n, c in self.columns.items()}
         return replace(self, columns=columns, n=int(rows.sum()))
 
@@ -74,22 +86,35 @@ def holds_columns(X: Any) -> bool:
     return _is_frame(X) or _cells_of(X) is not None
 
 
-def frame_of(X: Any, most: int | None = None) -> Frame:
-    """The columns of a frame, or of a two-dimensional array or list; `most` rows of a frame."""
-    if _is_frame(X):
-        return _from_frame(X, most)
-    found = _cells_of(X)
-    cells: NDArray[Any] = np.asarray(X) if found is None else found
-    if cells.ndim != 2:
-        raise ValueError(f"X must have two dimensions, rows and columns; got {cells.ndim}")
-    names = [f"x{j}" for j in range(cells.shape[1])]
-    return _put_together(
-        {name: lambda j=j: _read(cells[:, j]) for j, name in enumerate(names)}, len(cells), False
-    )
+def frame_of(
+    X: Any,
+    most: int | None = None,
+    unread: Callable[[list[str], bool], Iterable[str]] | None = None,
+) -> Frame:
+    """The columns of a frame, or of a two-dimensional array or list; `most` rows of a frame.
+
+    Columns that `unread` takes out of their names, given whether these are the frame's own, are
+    not looked at: they are gaps, whatever they hold.
+    """
+    readers, n, named = _from_frame(X, most) if _is_frame(X) else _from_cells(X)
+    skipped = set() if unread is None else set(unread(list(readers), named))
+    made, wrong, kind = dict[str, Cells](), list[str](), ValueError
+    for name, read in readers.items():
+        try:
+            gaps = name in skipped
+            made[name] = Cells("number", np.broadcast_to(np.nan, n)) if gaps else read()
+        except (TypeError, ValueError, OverflowError) as error:
+            kind = TypeError if isinstance(error, TypeError) else kind
+            far = isinstance(error, OverflowError)
+            wrong.append(f"the column {name!r} {'holds a date too far away' if far else error}")
+    if wrong:  # one error that names all that cannot be used
+        more = f"; and {len(wrong) - 5} more columns" if len(wrong) > 5 else ""
+        raise kind("X: " + "; ".join(wrong[:5]) + more)
+    return Frame(made, n, named)
 
 
 def _is_frame(X: Any) -> bool:
-    return hasattr(X, "__dataframe__") or hasattr(X, "columns")
+    return hasattr(X, "__dataframe__") or hasattr(type(X), "columns")
 
 
 def _cells_of(X: Any) -> NDArray[Any] | None:
@@ -98,96 +123,131 @@ def _cells_of(X: Any) -> NDArray[Any] | None:
         return X if X.dtype.kind in "OUSmM" else None
     if not isinstance(X, list | tuple) or not X or not isinstance(X[0], list | tuple):
         return None
-    some = next((row for row in X if any(isinstance(v, str) or v is None for v in row)), None)
-    if some is None or len({len(row) for row in X}) > 1:
+    if not all(isinstance(row, list | tuple) and len(row) == len(X[0]) for row in X):
         return None
-    return np.array([list(row) for row in X], dtype=object)
+    kinds = {type(v) for row in X for v in row}
+    if all(issubclass(k, Real) or (hasattr(k, "__len__") and k is not str) for k in kinds):
+        return None
+    out = np.empty((len(X), len(X[0])), dtype=object)
+    for row, cells in zip(out, X, strict=True):
+        row[:] = cells
+    return out
 
 
-def _from_frame(X: Any, most: int | None) -> Frame:
+Readers = tuple[dict[str, Callable[[], Cells]], int, bool]
+
+
+def _from_cells(X: Any) -> Readers:
+    """By position."""
+    found = _cells_of(X)
+    try:
+        cells: NDArray[Any] = np.asarray(X) if found is None else found
+    except ValueError as error:
+        raise ValueError(f"X: {error}") from error
+    if cells.ndim != 2:
+        raise ValueError(f"X must have two dimensions, rows and columns; got {cells.ndim}")
+    columns = range(cells.shape[1])
+    return {f"x{j}": lambda j=j: _read(cells[:, j]) for j in columns}, len(cells), False
+
+
+def _from_frame(X: Any, most: int | None) -> Readers:
     """Through narwhals, whatever the library."""
+    if hasattr(X, "collect"):
+        raise TypeError(f"X must be in memory, and is {_article(type(X).__name__)}: collect it")
     names = [str(name) for name in getattr(X, "column_names", getattr(X, "columns", ()))]
-    twice = (
-        sorted({name for name in names if names.count(name) > 1})
-        if len(set(names)) < len(names)
-        else []
-    )
-    if twice:
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
         raise TableError(f"X has {listed('column', twice)} more than once")
     if hasattr(X, "set_axis"):  # pandas, whose names need not be text
-        X = X.set_axis(names, axis=1)
+        X = X.set_axis([str(j) for j in range(len(names))], axis=1)
     table = nw.from_native(X, eager_only=True)
     table = table if most is None else table.head(most)
-    return _put_together(
-        {name: lambda name=name: _from_series(table[name]) for name in names}, len(table), True
-    )
-
-
-def _put_together(columns: dict[str, Callable[[], Cells]], n: int, named: bool) -> Frame:
-    """All columns, or one error that names all that cannot be used."""
-    made, wrong, kind = dict[str, Cells](), list[str](), ValueError
-    for name, read in columns.items():
-        try:
-            made[name] = read()
-        except (TypeError, ValueError, OverflowError) as error:
-            kind = TypeError if isinstance(error, TypeError) else kind
-            wrong.append(f"the column {name!r} {error}")
-    if wrong:
-        more = f"; and {len(wrong) - 5} more columns" if len(wrong) > 5 else ""
-        raise kind("X: " + "; ".join(wrong[:5]) + more)
-    return Frame(made, n, named)
+    keys = zip(names, table.columns, strict=True)
+    return {n: lambda k=k: _from_series(table[k]) for n, k in keys}, len(table), True
 
 
 def _from_series(column: Any) -> Cells:
     kind = column.dtype
     if kind.is_numeric() and kind != nw.Decimal:
-        return _numbers(column.cast(nw.Float64).to_numpy())
-    if kind == nw.Boolean:
-        return _read(_objects(column.to_list()))
-    if kind in (nw.Categorical, nw.Enum):
-        order = ()
-        native = column.to_native()
-        of_pandas = getattr(getattr(native, "cat", None), "ordered", None)
-        if of_pandas or (of_pandas is None and kind == nw.Enum):
-            order = tuple(_code(v) or "" for v in column.cat.get_categories().to_list())
-        cells = _objects(_code(v) for v in column.to_list())
-        return Cells("text", cells, order)
-    return _read(_objects(column.to_list()))
+        wide = kind in (nw.Int128, nw.UInt128)  # which NumPy has not
+        return _read((column.cast(nw.Float64) if wide else column).to_numpy())
+    if kind == nw.Datetime:
+        naive = column.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
+        return _read((naive if kind.time_zone else column).to_numpy())
+    cells = _objects(column.to_list())
+    # pyarrow has dictionaries of anything.
+    if kind not in (nw.Categorical, nw.Enum) or any(isinstance(v, dict | list) for v in cells):
+        return _read(cells)
+    order = ()
+    of_pandas = getattr(getattr(column.to_native(), "cat", None), "ordered", None)
+    if of_pandas or (of_pandas is None and kind == nw.Enum):
+        codes = map(_code, column.cat.get_categories().to_list())
+        order = tuple(dict.fromkeys(code for code in codes if code is not None))
+    return Cells("text", _codes(cells.tolist()), order)
 
 
 def _read(cells: NDArray[Any]) -> Cells:
     """A column of cells of any types."""
     if cells.dtype.kind in "iuf":
-        return _numbers(cells.astype(np.float64))
+        return _numbers(cells)
     if cells.dtype.kind == "M":
         return Cells("date", _days(cells))
-    values = cells.astype(object).tolist()
-    present = [v for v in values if not _is_gap(v)]
+    values = list(cells) if cells.dtype.kind == "m" else cells.tolist()
+    rest = [v for v in values if type(v) is not str]
+    if len(rest) < len(values) and all(map(_is_gap, rest)):
+        return Cells("text", _codes([v if type(v) is str else None for v in values]))
+    there = np.array([not _is_gap(v) for v in values], dtype=bool)
+    present = list(compress(values, there))
     kinds = {type(v) for v in present}
-    if not present or all(issubclass(k, Real | Decimal) and k is not bool for k in kinds):
-        return _numbers(np.array([np.nan if _is_gap(v) else float(v) for v in values]))
-    if all(issubclass(k, _DATES) or k.__name__ == "Timestamp" for k in kinds):
-        naive = [None if _is_gap(v) else _without_zone(v) for v in values]
-        return Cells("date", _days(np.array(naive, dtype="datetime64[us]")))
+    if all(issubclass(k, _NUMBERS) and k not in _NO_NUMBERS for k in kinds):
+        found = np.full(len(values), np.nan)
+        found[there] = [_float(v) for v in present]
+        return _numbers(found)
+    if all(issubclass(k, _DATES) for k in kinds):
+        return Cells("date", _days(_objects(None if _is_gap(v) else v for v in values)))
+    _check_levels(values)
+    return Cells("text", _objects(_code(v) for v in values))
+
+
+def _check_levels(values: list[Any]) -> None:
+    """Raise for cells that can be no levels."""
     for place, v in enumerate(values):
-        if not (_is_gap(v) or isinstance(v, str | bool | np.bool_ | Real | Decimal)):
-            raise TypeError(
-                f"holds {_article(type(v).__name__)} in row {place + 1}, and its argument must be "
-                "a string, a number, a date or missing: leave the column out with ignore"
-            )
-    return Cells("text", _objects(None if _is_gap(v) else _code(v) for v in values))
+        if isinstance(v, str | bool | np.bool_) or _is_gap(v):
+            continue
+        if isinstance(v, _NUMBERS) and not isinstance(v, np.timedelta64):
+            if abs(_float(v)) == np.inf:
+                raise ValueError(f"holds an infinite or too large number in row {place + 1}")
+            continue
+        holds = f"holds {_article(type(v).__name__)} in row {place + 1}"
+        if isinstance(v, _DATES):
+            raise TypeError(f"{holds}, but not dates alone: make all of them dates, or text")
+        raise TypeError(
+            f"{holds}, and its argument must be a string, a number, a date or missing: leave the "
+            "column out with ignore"
+        )
 
 
 def _numbers(values: NDArray[Any]) -> Cells:
-    values = np.asarray(values, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        values = np.asarray(values, dtype=np.float64)
     if np.isinf(values).any():
         where = int(np.isinf(values).argmax()) + 1
         raise ValueError(f"holds an infinite or too large number in row {where}")
     return Cells("number", values)
 
 
+def _float(v: Any) -> float:
+    try:
+        return float(v)
+    except OverflowError:
+        return np.inf
+
+
 def _days(values: NDArray[Any]) -> NDArray[np.float64]:
-    stamps = values.astype("datetime64[us]")
+    """Dates, or objects that are dates or None, as days since 1970."""
+    if values.dtype == object:
+        values = np.array([v if v is None else _without_zone(v) for v in values], dtype="M8[us]")
+    stamps = values.astype("M8[us]")
     days = stamps.astype(np.int64) / (1e6 * _DAY)
     return np.where(np.isnat(stamps), np.nan, days)
 
@@ -199,20 +259,30 @@ def _without_zone(v: Any) -> Any:
 
 
 def _is_gap(v: Any) -> bool:
-    if v is None or type(v).__name__ in ("NAType", "NaTType"):
-        return True
     if isinstance(v, str):
-        return not v.strip()
-    return isinstance(v, float | np.datetime64) and v != v
+        return not v.strip(_BLANK) or v.isspace()
+    if isinstance(v, Decimal):
+        return v.is_nan()
+    if isinstance(v, float | np.floating | np.datetime64):
+        return bool(v != v)
+    return v is None or type(v).__name__ in _GAPS
 
 
 def _code(v: Any) -> str | None:
     """A level's text: 3.0 and 3 are ``3``; None for a gap."""
     if _is_gap(v):
         return None
-    if isinstance(v, float) and v == int(v) and abs(v) < 1e15:
+    if isinstance(v, np.floating | Decimal):
+        v = float(v)
+    if isinstance(v, float) and v.is_integer() and abs(v) < 1e15:
         v = int(v)
-    return str(v).strip("\0 \t\r\n")
+    return str(v).strip(_BLANK)
+
+
+def _codes(values: list[Any]) -> NDArray[Any]:
+    """The levels' texts of cells that are as different as they are unequal."""
+    code = {v: _code(v) for v in dict.fromkeys(values)}
+    return _objects(code[v] for v in values)
 
 
 def _objects(values: Iterable[Any]) -> NDArray[Any]:

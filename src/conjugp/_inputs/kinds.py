@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -42,12 +43,14 @@ class Number:
     @classmethod
     def fit(cls, name: str, cells: Cells) -> Number:
         there = cells.values[~cells.gaps]
-        fill = float(np.median(there))
+        fill = 2 * float(np.median(there / 2))  # the mean of two is finite
         filled = np.where(cells.gaps, fill, cells.values)
         with np.errstate(over="ignore", invalid="ignore"):
             middle, spread = float(filled.mean()), float(filled.std())
             far = float(np.abs(filled - middle).max())
-        tamed = np.isfinite(spread) and spread > 0 and far > LONG_TAIL * spread
+        if not np.isfinite([middle, spread, far]).all():
+            raise ValueError(f"X: the column {name!r} holds numbers too far apart: rescale it")
+        tamed = spread > 0 and far > LONG_TAIL * spread
         gaps = bool(cells.gaps.any())
         return cls(name, fill, gaps, *((middle, spread) if tamed else (0.0, 0.0)))
 
@@ -135,7 +138,7 @@ class Levels:
         if not enough.any() and len(found):
             enough[counts.argmax()] = True
         missing = int(cells.gaps.sum())
-        kept = [*found[enough].tolist()]
+        kept = [*compress(found, enough)]
         if missing >= max(least[0], least[1] * n):
             kept, missing = [*kept, MISSING], 0
         if missing or not enough.all():
@@ -165,8 +168,9 @@ class Levels:
         place = {level: i for i, level in enumerate(self.levels)}
         other = place.get(OTHER, len(place))
         missing = place.get(MISSING, other)
-        found = [missing if v is None else place.get(v, other) for v in cells.values]
-        return np.eye(len(place) + 1)[np.array(found, dtype=np.intp), : len(place)]
+        levels, codes = cells.coded
+        found = [missing if v is None else place.get(v, other) for v in levels]
+        return np.eye(len(place) + 1)[np.array(found, dtype=np.intp), : len(place)][codes]
 
 
 @dataclass(frozen=True)
@@ -227,20 +231,23 @@ class Shares:
             inside = fold == k
             part = np.zeros_like(mass)
             np.add.at(part, (codes[inside], y[inside]), weight[inside])
-            found[inside] = _shares(mass - part, total - part.sum(axis=0), strength)[codes[inside]]
+            left, codes_ = mass - part, codes[inside]
+            found[inside] = _shares(left[codes_], total - part.sum(axis=0), strength)
         some = np.bincount(codes, minlength=len(levels)) > 1
-        shares = _shares(mass, total, strength)
-        prior = _smoothed(total)
-        made = cls(name, levels[some], shares[some, few], prior[few], tuple(labels)[few])
+        made = cls(
+            name,
+            np.array([*compress(levels, some)], dtype=str),
+            _shares(mass[some], total, strength)[:, few],
+            _smoothed(total)[few],
+            tuple(labels)[few],
+        )
         return made, found[:, few]
 
     def encode(self, cells: Cells) -> Array:
-        cells_ = np.array([MISSING if v is None else v for v in cells.values], dtype=str)
-        if not len(self.levels):
-            return np.tile(self.prior, (len(cells_), 1))
-        place = np.searchsorted(self.levels, cells_).clip(max=len(self.levels) - 1)
-        known = self.levels[place] == cells_
-        return np.where(known[:, None], self.shares[place], self.prior)
+        place = {level: i for i, level in enumerate(self.levels.tolist())}
+        levels, codes = cells.coded
+        found = [place.get(MISSING if v is None else v, len(place)) for v in levels]
+        return np.vstack([self.shares, self.prior])[np.array(found, dtype=np.intp)][codes]
 
 
 @dataclass(frozen=True)
@@ -303,21 +310,27 @@ def different(values: Any) -> bool:
     return known and len(set(values)) == len(values)
 
 
-def _ranks(cells: Cells, levels: tuple[str, ...]) -> Cells:
-    place = {level: float(i) for i, level in enumerate(levels)}
-    return Cells("number", np.array([place.get(v, np.nan) for v in cells.values], dtype=float))
+def _ranks(cells: Cells, order: tuple[str, ...]) -> Cells:
+    place: dict[str | None, float] = {level: float(i) for i, level in enumerate(order)}
+    levels, codes = cells.coded
+    return Cells("number", np.array([place.get(v, np.nan) for v in levels], dtype=float)[codes])
 
 
-def codes_of(cells: Cells) -> tuple[NDArray[Any], NDArray[np.intp]]:
+def codes_of(cells: Cells) -> tuple[list[str], NDArray[np.intp]]:
     """All levels, sorted, and which each cell is; a gap is a level too."""
-    text = np.array([MISSING if v is None else v for v in cells.values], dtype=str)
-    return np.unique(text, return_inverse=True)  # type: ignore[return-value]
+    levels, codes = cells.coded
+    named = [MISSING if v is None else v for v in levels]
+    found = sorted(set(named))
+    place = {level: i for i, level in enumerate(found)}
+    return found, np.array([place[v] for v in named], dtype=np.intp)[codes]
 
 
-def counted(cells: Cells) -> tuple[NDArray[Any], NDArray[np.intp]]:
+def counted(cells: Cells) -> tuple[list[str], NDArray[np.intp]]:
     """The levels that there are, sorted, and how many cells have each."""
-    text = np.array([v for v in cells.values if v is not None], dtype=str)
-    return np.unique(text, return_counts=True)  # type: ignore[return-value]
+    levels, codes = cells.coded
+    count = dict(zip(levels, np.bincount(codes, minlength=len(levels)).tolist(), strict=True))
+    found = sorted(v for v in levels if v is not None)
+    return found, np.array([count[v] for v in found], dtype=np.intp)
 
 
 def _smoothed(total: Array) -> Array:
