@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 from sklearn.model_selection import cross_val_score
 
 from conjugp import GPClassifier, load
+from conjugp._inputs.encoder import Encoder
+from conjugp._inputs.frames import frame_of
 from conjugp.conformal import ConformalClassifier
 from conjugp.kernels import RBF
 from faces import fixed
@@ -419,3 +422,32 @@ def test_frames_that_are_refused():
         clf.predict_proba(frame[:0])
     with pytest.raises(ValueError, match="y to be passed"):
         fixed().fit(frame, None)
+
+
+def test_memory_does_not_grow_with_the_number_of_levels_or_their_length():
+    rng = np.random.default_rng(0)
+    n = 20_000
+    y = rng.integers(0, 2, n)
+    grown, D = [], []
+    for k in (100, n // 2, n):
+        levels = [f"level {i}" for i in range(k)]
+        levels[0] = 100_000 * "x"
+        X = pd.DataFrame({"level": pd.Series(levels * (n // k), dtype=object)})
+        X["x"] = rng.normal(size=n)
+        tracemalloc.start()
+        encoder, features = Encoder.fit(frame_of(X), y, np.ones(n), ["0", "1"])
+        encoder.rows(X)
+        grown.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        D.append(features.shape[1])
+    assert D == [4, 4, 1]
+    assert grown[1] < 5 * grown[0] and grown[2] < 2 * grown[0]
+
+
+def test_long_text_is_kept_in_files(tmp_path):
+    X = pd.DataFrame({"note": [f"{300 * 'x'} {i % 20}" for i in range(80)]})
+    clf = fixed().fit(X, np.arange(80) % 20 < 10)
+    clf.save(tmp_path / "m.conjugp")
+    np.testing.assert_array_equal(
+        load(tmp_path / "m.conjugp").predict_proba(X), clf.predict_proba(X)
+    )

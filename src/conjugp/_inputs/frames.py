@@ -46,7 +46,7 @@ class Cells:
     def coded(self) -> tuple[list[str | None], NDArray[np.intp]]:
         """The different texts, a gap being one, and which of them each cell has (n,)."""
         place = {v: i for i, v in enumerate(dict.fromkeys(self.values))}
-        codes = np.fromiter((place[v] for v in self.values), np.intp, len(self.values))
+        codes = np.fromiter(map(place.__getitem__, self.values), np.intp, len(self.values))
         return list(place), codes
 
     def as_text(self) -> Cells:
@@ -176,7 +176,8 @@ def _from_series(column: Any) -> Cells:
         return _read((naive if kind.time_zone else column).to_numpy())
     cells = _objects(column.to_list())
     # pyarrow has dictionaries of anything.
-    if kind not in (nw.Categorical, nw.Enum) or any(isinstance(v, dict | list) for v in cells):
+    category = kind in (nw.Categorical, nw.Enum, nw.Boolean)
+    if not category or any(isinstance(v, dict | list) for v in cells):
         return _read(cells)
     order = ()
     of_pandas = getattr(getattr(column.to_native(), "cat", None), "ordered", None)
@@ -199,6 +200,8 @@ def _read(cells: NDArray[Any]) -> Cells:
     there = np.array([not _is_gap(v) for v in values], dtype=bool)
     present = list(compress(values, there))
     kinds = {type(v) for v in present}
+    if kinds and kinds <= {bool, np.bool_}:
+        return Cells("text", _codes([None if _is_gap(v) else v for v in values]))
     if all(issubclass(k, _NUMBERS) and k not in _NO_NUMBERS for k in kinds):
         found = np.full(len(values), np.nan)
         found[there] = [_float(v) for v in present]
@@ -282,7 +285,7 @@ def _code(v: Any) -> str | None:
 def _codes(values: list[Any]) -> NDArray[Any]:
     """The levels' texts of cells that are as different as they are unequal."""
     code = {v: _code(v) for v in dict.fromkeys(values)}
-    return _objects(code[v] for v in values)
+    return _objects(map(code.__getitem__, values))
 
 
 def _objects(values: Iterable[Any]) -> NDArray[Any]:

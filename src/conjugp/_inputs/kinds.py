@@ -19,6 +19,7 @@ LONG_TAIL = 5.0  # standard deviations from the mean; beyond numbers are tamed
 BEND = 3.0  # ... towards this many
 _FAR = 1e100  # standard deviations; their square is finite
 FOLDS = 5
+LONG_TEXT = 200  # characters; arrays of text give every level as many as the longest has
 STRENGTHS = (0.5, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # rows that a level's prior is worth
 CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}  # days
 TURNS = {"year": 0.5, "week": 2.0}  # of a cycle that dates must span
@@ -186,7 +187,7 @@ class Shares:
     def valid(self) -> bool:
         C = len(self.labels) if different(self.labels) else 0
         arrays = all(isinstance(a, np.ndarray) for a in (self.levels, self.shares, self.prior))
-        if not C or not arrays or self.levels.ndim != 1 or self.levels.dtype.kind != "U":
+        if not C or not arrays or self.levels.ndim != 1 or not different((*self.levels.tolist(),)):
             return False
         fit = self.shares.shape == (len(self.levels), C) and self.prior.shape == (C,)
         floats = {self.shares.dtype, self.prior.dtype} == {np.dtype(np.float64)}
@@ -234,9 +235,10 @@ class Shares:
             left, codes_ = mass - part, codes[inside]
             found[inside] = _shares(left[codes_], total - part.sum(axis=0), strength)
         some = np.bincount(codes, minlength=len(levels)) > 1
+        kept = [*compress(levels, some)]
         made = cls(
             name,
-            np.array([*compress(levels, some)], dtype=str),
+            np.array(kept, dtype=str if max(map(len, kept), default=0) < LONG_TEXT else object),
             _shares(mass[some], total, strength)[:, few],
             _smoothed(total)[few],
             tuple(labels)[few],
