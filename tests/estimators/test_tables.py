@@ -13,7 +13,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.model_selection import cross_val_score
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.compose import make_column_transformer
+from sklearn.ensemble import BaggingClassifier, VotingClassifier
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 
 from conjugp import GPClassifier, load
 from conjugp._inputs.encoder import Encoder
@@ -451,3 +458,138 @@ def test_long_text_is_kept_in_files(tmp_path):
     np.testing.assert_array_equal(
         load(tmp_path / "m.conjugp").predict_proba(X), clf.predict_proba(X)
     )
+
+
+def test_inducing_points_in_the_columns_of_the_table():
+    frame, y = table()
+    frame["size"] = pd.Categorical(
+        np.array(["S", "M", "L"])[np.arange(N) % 3], ["S", "M", "L"], ordered=True
+    )
+    frame.loc[::13, "size"] = None
+    frame["tail"] = np.exp(3 * np.random.default_rng(7).normal(size=N))
+    frame = frame.drop(columns=["ticket", "street", "member"])
+    clf = fixed(n_inducing=None, categorical=["code"]).fit(frame, y)  # every row is one
+    found = pd.DataFrame(clf.inducing_columns_)
+    assert list(found) == list(frame) and "tamed" in clf.columns_["tail"]
+    numbers = ["age", "tail"]
+    order = [f.sort_values("tail").reset_index(drop=True) for f in (found, frame)]
+    np.testing.assert_allclose(*(f[numbers].to_numpy() for f in order), rtol=1e-6)
+    for name in ("city", "since", "size"):
+        a, b = (f[name].astype(object).where(f[name].notna(), None).tolist() for f in order)
+        assert a == b
+    assert order[0]["code"].tolist() == order[1]["code"].astype(str).tolist()
+    assert len(clf.features_) == clf.inducing_points_.shape[1] == clf._inputs.n_features
+    assert clf.features_[:2] == ["age", "age (missing)"]
+
+
+def test_inducing_points_that_moved_are_rows_that_can_be_predicted(model):
+    columns = model.inducing_columns_
+    assert set(columns["city"]) <= {"Aachen", "Bonn", "Celle", None}
+    assert set(columns["street"]) <= {*(f"street {i}" for i in range(30)), "(other)"}
+    assert columns["since"].dtype == "M8[s]"
+    assert "ticket" not in columns
+    assert np.isfinite(model.predict_proba(pd.DataFrame(columns))).all()
+    X = np.random.default_rng(0).normal(size=(30, 2))
+    plain = fixed().fit(X, X[:, 0] > 0)
+    assert plain.inducing_columns_ is None and plain.features_ is None
+
+
+# --- beside other libraries -------------------------------------------------------------------
+
+
+def test_rows_whose_columns_lost_their_types(model):
+    frame, y = table(40, seed=4)
+    p = model.predict_proba(frame)
+    cells = frame.to_numpy(dtype=object)
+    for X in (
+        cells,
+        cells.tolist(),
+        frame.astype(object),
+        pd.DataFrame(cells, columns=list(frame)),
+    ):
+        np.testing.assert_array_equal(model.predict_proba(X), p)
+    sizes = pd.Categorical(
+        np.array(["S", "M", "L"])[np.arange(40) % 3], ["S", "M", "L"], ordered=True
+    )
+    X = pd.DataFrame({"size": sizes, "n": pd.array([1, None] * 20, dtype="Int64")})
+    clf = fixed().fit(X, y)
+    for other in (X.astype(object), X.to_numpy(dtype=object), X.astype({"size": str})):
+        np.testing.assert_array_equal(clf.predict_proba(other), clf.predict_proba(X))
+
+
+def test_shap_explains_the_columns_of_a_table(model):
+    shap = pytest.importorskip("shap")
+    frame, _ = table(24, seed=5)
+    frame = frame.drop(columns="ticket")
+    clf = quick().fit(*(a[:60] for a in (table()[0].drop(columns="ticket"), table()[1])))
+    X, p = frame[20:], clf.predict_proba(frame[20:])
+    kernel = shap.KernelExplainer(clf.predict_proba, frame[:20])
+    np.testing.assert_allclose(
+        kernel.shap_values(X, silent=True).sum(axis=1) + kernel.expected_value, p, atol=1e-8
+    )
+    background = frame[:20].to_numpy(dtype=object)
+
+    def masker(mask, row):
+        rows = background.copy()
+        rows[:, mask] = row[mask]
+        return (rows,)
+
+    found = shap.Explainer(clf.predict_proba, masker)(X.to_numpy(dtype=object))
+    np.testing.assert_allclose(found.values.sum(axis=1) + found.base_values, p, atol=1e-8)
+
+
+@pytest.fixture(scope="module")
+def mixed() -> tuple[pd.DataFrame, np.ndarray]:
+    """A frame with text, dates and gaps, and labels that are text."""
+    frame, y = table()
+    return frame.drop(columns=["ticket", "street"]), y.astype(object)
+
+
+def light() -> GPClassifier:
+    return fixed(categorical=["code"])
+
+
+def test_what_scikit_learn_is_told(mixed):
+    frame, y = mixed
+    clf = light()
+    tags = clf.__sklearn_tags__().input_tags
+    assert tags.allow_nan and tags.categorical and tags.string
+    other = clone(clf.fit(frame, y))
+    assert other.categorical == ["code"] and not hasattr(other, "classes_")
+    assert list(clf.feature_names_in_) == list(frame) and clf.n_features_in_ == frame.shape[1]
+    by_position = fixed(categorical=[4]).fit(frame.to_numpy(dtype=object), y)
+    assert not hasattr(by_position, "feature_names_in_")
+    assert by_position.n_features_in_ == frame.shape[1]
+
+
+def test_searches_folds_and_pipelines(mixed):
+    frame, y = mixed
+    assert cross_val_score(quick(), frame, y, cv=3, error_score="raise").mean() > 0.8
+    search = GridSearchCV(
+        make_pipeline(FunctionTransformer(), quick()),
+        {"gpclassifier__ignore": [["age"], ["city"]]},
+        cv=2,
+        scoring="neg_log_loss",
+        error_score="raise",
+    ).fit(frame, y)
+    assert search.best_params_["gpclassifier__ignore"] == ["age"]
+    assert set(search.predict(frame[:9])) <= {"no", "yes"}
+    # A pipeline that encodes a column itself gives the others as they come.
+    encode = make_column_transformer(
+        (OneHotEncoder(sparse_output=False), ["city"]), remainder="passthrough"
+    ).set_output(transform="pandas")
+    pipe = make_pipeline(encode, fixed(categorical=["remainder__code"])).fit(frame, y)
+    assert np.isfinite(pipe.predict_proba(frame)).all()
+
+
+def test_other_classifiers_around_one(mixed):
+    frame, y = mixed
+    for around in (
+        CalibratedClassifierCV(light(), cv=2),
+        CalibratedClassifierCV(FrozenEstimator(light().fit(frame, y))),
+        BaggingClassifier(fixed(), 2, random_state=0),
+        VotingClassifier([("a", light()), ("b", fixed())], voting="soft"),
+    ):
+        p = around.fit(frame, y).predict_proba(frame)
+        assert np.isfinite(p).all() and np.allclose(p.sum(axis=1), 1)
+        assert list(around.classes_) == ["no", "yes"]

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from conjugp._inputs.frames import Cells, Frame, frame_of
 from conjugp._inputs.kinds import (
     FOLDS,
+    OTHER,
     PARTS,
     Array,
     Date,
@@ -160,6 +161,21 @@ class Encoder:
             frame = replace(frame, columns=columns)
         found = [part.encode(_as_in_fit(part, frame.columns[part.name])) for part in self.parts]
         return np.concatenate(found, axis=1)
+
+    def decode(self, features: Array) -> dict[str, NDArray[Any]]:
+        """Columns whose rows have these features (n, D), nearly."""
+        found: dict[str, NDArray[Any]] = {}
+        first = 0
+        for part in self.parts:
+            last = first + len(part.features)
+            values = part.decode(features[:, first:last])
+            before = found.get(part.name)
+            # Of many levels some have features of their own; the others are told by the shares.
+            found[part.name] = (
+                values if before is None else np.where(before == OTHER, values, before)
+            )
+            first = last
+        return found
 
 
 def said(left_out: dict[str, str]) -> str:

@@ -18,6 +18,7 @@ MISSING, OTHER = "(missing)", "(other)"  # levels of their own
 LONG_TAIL = 5.0  # standard deviations from the mean; beyond numbers are tamed
 BEND = 3.0  # ... towards this many
 _FAR = 1e100  # standard deviations; their square is finite
+_EDGE = 1 - 1e-9  # of what numbers are tamed to
 FOLDS = 5
 LONG_TEXT = 200  # characters; arrays of text give every level as many as the longest has
 STRENGTHS = (0.5, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # rows that a level's prior is worth
@@ -85,6 +86,14 @@ class Number:
             x = self.middle + self.spread * a / np.sqrt(1 + (a / BEND) ** 2)
         return np.column_stack([x, missing.astype(np.float64)]) if self.gaps else x[:, None]
 
+    def decode(self, features: Array) -> Array:
+        """Numbers that have these features, nearly; NaN where it is rather a gap."""
+        x = features[:, 0]
+        if self.spread:
+            a = np.clip((x - self.middle) / (self.spread * BEND), -_EDGE, _EDGE)
+            x = self.middle + self.spread * BEND * a / np.sqrt(1 - a * a)
+        return np.where(features[:, 1] > 0.5, np.nan, x) if self.gaps else x
+
 
 @dataclass(frozen=True)
 class Ordered:
@@ -119,6 +128,13 @@ class Ordered:
 
     def encode(self, cells: Cells) -> Array:
         return self.ranks.encode(_ranks(cells, self.levels))
+
+    def decode(self, features: Array) -> NDArray[Any]:
+        """The levels of the nearest ranks; None where it is rather a gap."""
+        ranks = self.ranks.decode(features)
+        place = np.nan_to_num(ranks, nan=len(self.levels)).round().astype(np.intp)
+        place = np.where(np.isnan(ranks), place, place.clip(0, len(self.levels) - 1))
+        return np.array([*self.levels, None], dtype=object)[place]
 
 
 @dataclass(frozen=True)
@@ -172,6 +188,11 @@ class Levels:
         levels, codes = cells.coded
         found = [missing if v is None else place.get(v, other) for v in levels]
         return np.eye(len(place) + 1)[np.array(found, dtype=np.intp), : len(place)][codes]
+
+    def decode(self, features: Array) -> NDArray[Any]:
+        """The nearest levels; None for a gap."""
+        levels = [None if level == MISSING else level for level in self.levels]
+        return np.array(levels, dtype=object)[features.argmax(axis=1)]
 
 
 @dataclass(frozen=True)
@@ -251,6 +272,13 @@ class Shares:
         found = [place.get(MISSING if v is None else v, len(place)) for v in levels]
         return np.vstack([self.shares, self.prior])[np.array(found, dtype=np.intp)][codes]
 
+    def decode(self, features: Array) -> NDArray[Any]:
+        """The levels of the nearest shares; None for a gap."""
+        levels = [None if v == MISSING else v for v in (*self.levels.tolist(), OTHER)]
+        shares = np.vstack([self.shares, self.prior])
+        near = [int(np.square(shares - f).sum(axis=1).argmin()) for f in features]
+        return np.array(levels, dtype=object)[near]
+
 
 @dataclass(frozen=True)
 class Date:
@@ -300,6 +328,12 @@ class Date:
             angle = 2 * np.pi * filled / CYCLES[c]
             parts += [np.sin(angle)[:, None], np.cos(angle)[:, None]]
         return np.concatenate(parts, axis=1)
+
+    def decode(self, features: Array) -> NDArray[np.datetime64]:
+        """Dates by their number of days, to the second; NaT where it is rather a gap."""
+        days = self.days.decode(features)
+        seconds = np.nan_to_num(days * 86_400.0).round().astype("M8[s]")
+        return np.where(np.isnan(days), np.datetime64("NaT"), seconds)
 
 
 Part = Number | Ordered | Levels | Shares | Date
