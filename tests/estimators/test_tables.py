@@ -398,6 +398,11 @@ def test_gaps_of_any_kind_in_new_rows_of_a_model_of_numbers():
         odd = other.astype(object)
         odd[:5, 1] = gap
         np.testing.assert_array_equal(clf.predict_proba(odd), p)
+    frame = pd.DataFrame(X, columns=["a", "b"])
+    named = fixed().fit(frame, X[:, 0] > 0)
+    for wrong in (frame[["b", "a"]], frame[["b", "a"]].astype(object), frame.assign(c=None)):
+        with pytest.raises(ValueError, match="feature names should match"):
+            named.predict_proba(wrong)
     with pytest.raises(ValueError, match=r"X must be numeric.*the column 'x1' is not"):
         clf.predict_proba(np.array([[1.0, "a"]], dtype=object))
 

@@ -66,15 +66,14 @@ def check_rows(
             out: Any = validate_data(
                 clf, rows, reset=reset, dtype=(np.float64, np.float32), **labels
             )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         numbers = X if reset or not holds_columns(X) else _numbers_of(X)
-        if isinstance(error, TypeError) and numbers is X:
-            raise
-        if (
-            ("NaN" in str(error) or numbers is not X)
-            and np.ndim(numbers) == 2
-            and not np.isinf(numbers).any()
-        ):
+        gaps = "X contains NaN" in str(error)
+        if isinstance(error, TypeError):
+            gaps = numbers is not X  # one of those that NumPy does not know
+            if not gaps:
+                raise
+        if gaps and np.ndim(numbers) == 2 and not np.isinf(np.asarray(numbers)).any():
             if reset:
                 return _check_table(clf, X, y, reset, weight)
             if fitted is not None and np.shape(numbers)[1] == fitted.n_features:
