@@ -29,7 +29,6 @@ from conjugp._inputs.kinds import (
     Part,
     Shares,
     codes_of,
-    counted,
     different,
 )
 from conjugp._rows.canonical import row_hash
@@ -76,8 +75,8 @@ class Encoder:
             elif cells.order:
                 used.append(_with(Ordered.fit(name, cells), cells))
             else:
-                found, counts = counted(cells)
-                n = int(counts.sum())
+                found = set(cells.coded[0]) - {None}
+                n = int((~cells.gaps).sum())
                 if n >= LEAST_ROWS and len(found) > IDENTIFIER * n:
                     left_out[name] = "an identifier"
                     continue

@@ -263,7 +263,7 @@ def _without_zone(v: Any) -> Any:
 
 def _is_gap(v: Any) -> bool:
     if isinstance(v, str):
-        return not v.strip(_BLANK) or v.isspace()
+        return not (text := v.strip(_BLANK)) or text.isspace()
     if isinstance(v, Decimal):
         return v.is_nan()
     if isinstance(v, float | np.floating | np.datetime64):
@@ -273,6 +273,9 @@ def _is_gap(v: Any) -> bool:
 
 def _code(v: Any) -> str | None:
     """A level's text: 3.0 and 3 are ``3``; None for a gap."""
+    if isinstance(v, str):
+        text = str(v).strip(_BLANK)
+        return None if not text or text.isspace() else text
     if _is_gap(v):
         return None
     if isinstance(v, np.floating | Decimal):
