@@ -15,7 +15,7 @@ import narwhals.stable.v1 as nw
 import numpy as np
 from numpy.typing import NDArray
 
-from conjugp._inputs.table import TableError, check_there, listed, shown
+from conjugp._inputs.table import TableError, all_of, check_there, listed, shown
 
 _DAY = 86_400.0  # seconds
 _DATES = (dt.date, dt.datetime, np.datetime64)
@@ -36,6 +36,11 @@ class Cells:
     values: NDArray[Any]
     order: tuple[str, ...] = ()
     written: NDArray[Any] | None = None  # numbers and dates as they stand in a file of text
+
+    @classmethod
+    def nothing(cls, n: int, kind: str = "number") -> Cells:
+        """Gaps alone."""
+        return cls(kind, np.broadcast_to(np.array(None if kind == "text" else np.nan), n))
 
     @cached_property
     def gaps(self) -> NDArray[np.bool_]:
@@ -79,7 +84,7 @@ class Cells:
         if kind == "text" and (self.kind == "number" or self.written is not None):
             return self.as_text(known)
         if self.gaps.all():
-            return Cells(kind, np.full(len(self.values), None if kind == "text" else np.nan))
+            return Cells.nothing(len(self.values), kind)
         if kind == "number" and self.kind == "text" and {*self.values} <= {None, *_TRUTH}:
             return Cells(kind, np.array([_TRUTH.get(v, np.nan) for v in self.values]))
         return None
@@ -107,7 +112,13 @@ class Frame:
                 raise ValueError(f"X: the column {name!r} holds {' and '.join(sorted(set(there)))}")
             orders = {c.order: None for c in parts}
             order = parts[0].order if len(orders) == 1 else tuple(sorted(set().union(*orders)))
-            columns[name] = Cells(kind, np.concatenate([c.values for c in found if c]), order)
+            written = [c.written for c in found if c and c.written is not None]
+            columns[name] = Cells(
+                kind,
+                np.concatenate([c.values for c in found if c]),
+                order,
+                np.concatenate(written) if len(written) == len(found) else None,
+            )
         return cls(columns, sum(frame.n for frame in frames), first.named)
 
     @property
@@ -178,7 +189,7 @@ def frame_of(
     else:
         readers, n, named = _from_frame(X, most) if _is_frame(X) else _from_cells(X)
     skipped = () if unread is None else unread(list(readers), named)
-    return put_together({**readers, **dict.fromkeys(skipped, lambda: _nothing(n))}, n, named)
+    return put_together({**readers, **dict.fromkeys(skipped, lambda: Cells.nothing(n))}, n, named)
 
 
 def put_together(columns: Readers, n: int, named: bool) -> Frame:
@@ -194,10 +205,6 @@ def put_together(columns: Readers, n: int, named: bool) -> Frame:
     if wrong:
         raise kind(all_of(wrong))
     return Frame(made, n, named)
-
-
-def _nothing(n: int) -> Cells:
-    return Cells("number", np.broadcast_to(np.nan, n))
 
 
 def _is_frame(X: Any) -> bool:
@@ -222,7 +229,10 @@ def _cells_of(X: Any) -> NDArray[Any] | None:
 
 
 def _from_mapping(X: Mapping[Any, Any]) -> tuple[Readers, int, bool]:
-    arrays = {str(name): np.asarray(column) for name, column in X.items()}
+    arrays = {
+        str(name): _objects(c) if isinstance(c, list | tuple) else np.asarray(c)
+        for name, c in X.items()
+    }
     shapes = {a.shape for a in arrays.values()}
     if len(shapes) != 1 or len(shape := shapes.pop()) != 1:
         raise TableError("X: the columns must be 1-d and of the same length")
@@ -256,12 +266,6 @@ def _from_frame(X: Any, most: int | None) -> tuple[Readers, int, bool]:
     table = table if most is None else table.head(most)
     keys = zip(names, table.columns, strict=True)
     return {n: lambda k=k: _from_series(table[k]) for n, k in keys}, len(table), True
-
-
-def all_of(wrong: list[str]) -> str:
-    """One sentence on all columns that something is wrong with."""
-    more = f"; and {len(wrong) - 5} more columns" if len(wrong) > 5 else ""
-    return "X: " + "; ".join(wrong[:5]) + more
 
 
 def _example(cells: Cells) -> str:

@@ -16,7 +16,7 @@ import conjugp
 from conjugp._inputs.encoder import Encoder
 from conjugp._inputs.frames import Frame
 from conjugp._inputs.kinds import OTHER, Number
-from conjugp._inputs.table import TableError, shown
+from conjugp._inputs.table import TableError, all_of, shown
 from conjugp._persistence import files
 from conjugp._persistence import model_file as saving
 from conjugp._persistence.files import FileFormatError
@@ -106,7 +106,7 @@ class Model:
         except TableError as error:
             raise TableError(f"{error}{hint}") from error
         if unseen == "refuse" and (new := self.unseen(found)):
-            raise TableError("; ".join(new))
+            raise TableError(all_of(new))
         return found
 
     def unseen(self, frame: Frame) -> list[str]:
