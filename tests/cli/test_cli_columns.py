@@ -17,13 +17,14 @@ from pyarrow import parquet
 
 from commands import conjugp, fails, read_rows, write_trips
 from conjugp import GPClassifier, load
+from conjugp._inputs.frames import Frame
 from conjugp._inputs.table import TableError
 from conjugp._persistence import model_file as saving
 from conjugp.cli._cells import Table, read_text
 from conjugp.cli._roles import Roles, note_rare
 from conjugp.cli._scores import split
 from conjugp.cli._settings import Reading, Task, Training, prepare
-from conjugp.cli.models import load_model
+from conjugp.cli.models import Model, load_model
 
 DATA = Path(__file__).parents[1] / "formats" / "tables"
 Y = ["a", "b", "a", "b"]
@@ -74,6 +75,12 @@ def test_what_is_read_of_text():
     ]
     # In a column of text only the empty cell is a gap.
     assert read_text(np.array(["x", "NA", ""], object)).values.tolist() == ["x", "NA", None]
+
+
+def test_codes_of_several_files_stay_as_written():
+    parts = [read_text(np.array(cells, dtype=object)) for cells in (["007", "8"], ["09", ""])]
+    frame = Frame.joined([Frame({"c": cells}, 2, True) for cells in parts])
+    assert frame.columns["c"].as_text().values.tolist() == ["007", "8", "09", None]
 
 
 def test_numbers_that_are_codes():
@@ -313,6 +320,19 @@ def test_models_of_numbers_with_and_without_names(tmp_path):
     assert "has not the columns 'a', 'on'" in fails(
         tmp_path, "predict", "named.conjugp", "less.csv"
     )
+
+
+def test_columns_that_are_ignored_hold_anything():
+    n, rng = 40, np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=n), "t": rng.choice(["x", "y"], n), "b": [[1]] * n})
+    clf = GPClassifier(ignore=["b"], max_epochs=2, random_state=0).fit(frame, frame["a"] > 0)
+    p = clf.predict_proba(frame)
+    for X in (frame, frame.to_dict("list"), pa.Table.from_pandas(frame)):
+        np.testing.assert_array_equal(Model(clf).predict_proba(X), p)
+    with pytest.raises(
+        TypeError, match=r"'a' holds a list in row 1.*; the column 't' holds a list"
+    ):
+        Model(clf).predict_proba({"a": [[1]], "t": [[1]], "b": [1]})
 
 
 def test_a_table_that_does_not_fit_its_model(people_folder, tmp_path):

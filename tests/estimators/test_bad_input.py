@@ -265,7 +265,7 @@ def test_prediction(model, method):
         X,
         (np.hstack([X, X]), "X has 4 features.*expecting 2"),
         (put(np.inf), "X contains inf"),
-        (put("red"), "X must be numeric"),
+        (put("red"), "X: the column .x[01]. held numbers .*holds texts now, such as .red. in row"),
     )
     with pytest.raises(NotFittedError):
         getattr(GPClassifier(), method)(X)

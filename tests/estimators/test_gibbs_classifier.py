@@ -319,7 +319,7 @@ def test_bad_rows_to_predict(method):
         call,
         X,
         (np.full((2, 2), np.inf), "X contains inf"),
-        (np.array([["a", "b"]]), "X must be numeric"),
+        (np.array([["a", "b"]]), "X: the column 'x0' held numbers.*'a'.*; the column 'x1'"),
     )
     with pytest.raises(NotFittedError):
         getattr(GibbsGPClassifier(), method)(X)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -12,9 +13,18 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.model_selection import cross_val_score
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.compose import make_column_transformer
+from sklearn.ensemble import BaggingClassifier, VotingClassifier
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 
 from conjugp import GPClassifier, load
+from conjugp._inputs.encoder import Encoder
+from conjugp._inputs.frames import frame_of
 from conjugp.conformal import ConformalClassifier
 from conjugp.kernels import RBF
 from faces import fixed
@@ -336,3 +346,257 @@ def test_dates_where_there_was_text(model):
     new, _ = table(5)
     with pytest.raises(ValueError, match=r"the column 'city' held texts .* and holds dates now"):
         model.predict(new.assign(city=new["since"].fillna(pd.Timestamp("2024-01-01"))))
+
+
+def test_what_is_ignored_may_hold_anything():
+    frame, y = table()
+    frame = frame.drop(columns="ticket")
+    odd = frame.assign(bad=[[1]] * N)
+    clf = quick(ignore=["bad"]).fit(odd, y)
+    p = clf.predict_proba(odd)
+    np.testing.assert_array_equal(clf.predict_proba(frame), p)
+    plain = quick().fit(frame, y)
+    np.testing.assert_array_equal(plain.predict_proba(frame), p)
+    np.testing.assert_array_equal(plain.predict_proba(odd), p)  # a column that it does not know
+    with pytest.raises(TypeError, match="'bad' holds a list in row 1"):
+        quick().fit(odd, y)
+
+
+def test_whole_numbers_that_floats_round():
+    y = np.arange(24) % 2
+    ids = 2**60 + np.arange(24)
+    level = np.where(y, "a", "b")
+    made = [
+        pa.table({"id": ids, "level": level}),
+        pl.DataFrame({"id": ids, "level": level}).with_columns(pl.col("id").cast(pl.Int128)),
+        pd.DataFrame({"id": ids.astype(object), "level": level}),
+    ]
+    p = [fixed().fit(X, y).predict_proba(X) for X in made]
+    np.testing.assert_array_equal(p[0], p[1])
+    np.testing.assert_array_equal(p[0], p[2])
+
+
+def test_dates_of_all_libraries_are_the_same_days():
+    frame, y = table()
+    frame = frame[["since", "city"]]
+    zoned = frame.assign(since=frame["since"].dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo"))
+    p = fixed().fit(frame, y).predict_proba(frame)
+    for X in (zoned, pl.from_pandas(zoned), pa.Table.from_pandas(zoned), zoned.astype(object)):
+        np.testing.assert_array_equal(fixed().fit(X, y).predict_proba(X), p)
+    far = pd.DataFrame({"since": np.array(["9999-12-31", "20000-01-01"], "M8[s]"), "city": "Bonn"})
+    assert np.isfinite(fixed().fit(frame, y).predict_proba(far)).all()
+
+
+def test_gaps_of_any_kind_in_new_rows_of_a_model_of_numbers():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 2))
+    clf = fixed().fit(X, X[:, 0] > 0)
+    other = X.copy()
+    other[:5, 1] = np.nan
+    p = clf.predict_proba(other)
+    for gap in (None, pd.NA, pd.NaT):
+        odd = other.astype(object)
+        odd[:5, 1] = gap
+        np.testing.assert_array_equal(clf.predict_proba(odd), p)
+    frame = pd.DataFrame(X, columns=["a", "b"])
+    named = fixed().fit(frame, X[:, 0] > 0)
+    for wrong in (frame[["b", "a"]], frame[["b", "a"]].astype(object), frame.assign(c=None)):
+        with pytest.raises(ValueError, match="feature names should match"):
+            named.predict_proba(wrong)
+    with pytest.raises(
+        ValueError, match=r"^X: the column 'x1' held numbers.*such as 'a' in row 1$"
+    ):
+        clf.predict_proba(np.array([[1.0, "a"]], dtype=object))
+
+
+@pytest.mark.parametrize(
+    ("column", "match"),
+    [
+        ([dt.date(2024, 1, 1), *["a"] * 23], r"'c' holds a date in row 1, but not dates alone"),
+        ([*["a"] * 23, 10**400], r"'c' holds an infinite or too large number in row 24"),
+        ([*[1.0] * 23, 10**400], r"'c' holds an infinite or too large number in row 24"),
+        ([*[1.7e308] * 12, *[-1.7e308] * 12], r"'c' holds numbers too far apart"),
+        ([dt.timedelta(1)] * 24, r"'c' holds a timedelta in row 1.*leave the column out"),
+    ],
+)
+def test_columns_that_are_refused_are_named(column, match):
+    X = pd.DataFrame({"c": pd.Series(column, dtype=object), "level": ["a", "b"] * 12})
+    with pytest.raises((TypeError, ValueError), match=match):
+        fixed().fit(X, np.arange(24) % 2)
+
+
+def test_frames_that_are_refused():
+    frame, y = table(24)
+    with pytest.raises(TypeError, match="X must be in memory, and is a LazyFrame"):
+        fixed().fit(pl.from_pandas(frame).lazy(), y)
+    with pytest.raises(ValueError, match="'since' must hold codes, not dates"):
+        fixed(categorical=["since"]).fit(frame, y)
+    clf = fixed(ignore=["ticket"]).fit(frame, y)
+    with pytest.raises(ValueError, match="X: Found array with 0 sample"):
+        clf.predict_proba(frame[:0])
+    with pytest.raises(ValueError, match="y to be passed"):
+        fixed().fit(frame, None)
+
+
+def test_memory_does_not_grow_with_the_number_of_levels_or_their_length():
+    rng = np.random.default_rng(0)
+    n = 20_000
+    y = rng.integers(0, 2, n)
+    grown, D = [], []
+    for k in (100, n // 2, n):
+        levels = [f"level {i}" for i in range(k)]
+        levels[0] = 100_000 * "x"
+        X = pd.DataFrame({"level": pd.Series(levels * (n // k), dtype=object)})
+        X["x"] = rng.normal(size=n)
+        tracemalloc.start()
+        encoder, features = Encoder.fit(frame_of(X), y, np.ones(n), ["0", "1"])
+        encoder.rows(X)
+        grown.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        D.append(features.shape[1])
+    assert D == [4, 4, 1]
+    assert grown[1] < 5 * grown[0] and grown[2] < 2 * grown[0]
+
+
+def test_long_text_is_kept_in_files(tmp_path):
+    X = pd.DataFrame({"note": [f"{300 * 'x'} {i % 20}" for i in range(80)]})
+    clf = fixed().fit(X, np.arange(80) % 20 < 10)
+    clf.save(tmp_path / "m.conjugp")
+    np.testing.assert_array_equal(
+        load(tmp_path / "m.conjugp").predict_proba(X), clf.predict_proba(X)
+    )
+
+
+def test_inducing_points_in_the_columns_of_the_table():
+    frame, y = table()
+    frame["size"] = pd.Categorical(
+        np.array(["S", "M", "L"])[np.arange(N) % 3], ["S", "M", "L"], ordered=True
+    )
+    frame.loc[::13, "size"] = None
+    frame["tail"] = np.exp(3 * np.random.default_rng(7).normal(size=N))
+    frame = frame.drop(columns=["ticket", "street", "member"])
+    clf = fixed(n_inducing=None, categorical=["code"]).fit(frame, y)  # every row is one
+    found = pd.DataFrame(clf.inducing_columns_)
+    assert list(found) == list(frame) and "tamed" in clf.columns_["tail"]
+    numbers = ["age", "tail"]
+    order = [f.sort_values("tail").reset_index(drop=True) for f in (found, frame)]
+    np.testing.assert_allclose(*(f[numbers].to_numpy() for f in order), rtol=1e-6)
+    for name in ("city", "since", "size"):
+        a, b = (f[name].astype(object).where(f[name].notna(), None).tolist() for f in order)
+        assert a == b
+    assert order[0]["code"].tolist() == order[1]["code"].astype(str).tolist()
+    assert len(clf.features_) == clf.inducing_points_.shape[1] == clf._inputs.n_features
+    assert clf.features_[:2] == ["age", "age (missing)"]
+
+
+def test_inducing_points_that_moved_are_rows_that_can_be_predicted(model):
+    columns = model.inducing_columns_
+    assert set(columns["city"]) <= {"Aachen", "Bonn", "Celle", None}
+    assert set(columns["street"]) <= {*(f"street {i}" for i in range(30)), "(other)"}
+    assert columns["since"].dtype == "M8[s]"
+    assert "ticket" not in columns
+    assert np.isfinite(model.predict_proba(pd.DataFrame(columns))).all()
+    X = np.random.default_rng(0).normal(size=(30, 2))
+    plain = fixed().fit(X, X[:, 0] > 0)
+    assert plain.inducing_columns_ is None and plain.features_ is None
+
+
+# --- beside other libraries -------------------------------------------------------------------
+
+
+def test_rows_whose_columns_lost_their_types(model):
+    frame, y = table(40, seed=4)
+    p = model.predict_proba(frame)
+    cells = frame.to_numpy(dtype=object)
+    for X in (
+        cells,
+        cells.tolist(),
+        frame.astype(object),
+        pd.DataFrame(cells, columns=list(frame)),
+    ):
+        np.testing.assert_array_equal(model.predict_proba(X), p)
+    sizes = pd.Categorical(
+        np.array(["S", "M", "L"])[np.arange(40) % 3], ["S", "M", "L"], ordered=True
+    )
+    X = pd.DataFrame({"size": sizes, "n": pd.array([1, None] * 20, dtype="Int64")})
+    clf = fixed().fit(X, y)
+    for other in (X.astype(object), X.to_numpy(dtype=object), X.astype({"size": str})):
+        np.testing.assert_array_equal(clf.predict_proba(other), clf.predict_proba(X))
+
+
+def test_shap_explains_the_columns_of_a_table(model):
+    shap = pytest.importorskip("shap")
+    frame, _ = table(24, seed=5)
+    frame = frame.drop(columns="ticket")
+    clf = quick().fit(*(a[:60] for a in (table()[0].drop(columns="ticket"), table()[1])))
+    X, p = frame[20:], clf.predict_proba(frame[20:])
+    kernel = shap.KernelExplainer(clf.predict_proba, frame[:20])
+    np.testing.assert_allclose(
+        kernel.shap_values(X, silent=True).sum(axis=1) + kernel.expected_value, p, atol=1e-8
+    )
+    background = frame[:20].to_numpy(dtype=object)
+
+    def masker(mask, row):
+        rows = background.copy()
+        rows[:, mask] = row[mask]
+        return (rows,)
+
+    found = shap.Explainer(clf.predict_proba, masker)(X.to_numpy(dtype=object))
+    np.testing.assert_allclose(found.values.sum(axis=1) + found.base_values, p, atol=1e-8)
+
+
+@pytest.fixture(scope="module")
+def mixed() -> tuple[pd.DataFrame, np.ndarray]:
+    """A frame with text, dates and gaps, and labels that are text."""
+    frame, y = table()
+    return frame.drop(columns=["ticket", "street"]), y.astype(object)
+
+
+def light() -> GPClassifier:
+    return fixed(categorical=["code"])
+
+
+def test_what_scikit_learn_is_told(mixed):
+    frame, y = mixed
+    clf = light()
+    tags = clf.__sklearn_tags__().input_tags
+    assert tags.allow_nan and tags.categorical and tags.string
+    other = clone(clf.fit(frame, y))
+    assert other.categorical == ["code"] and not hasattr(other, "classes_")
+    assert list(clf.feature_names_in_) == list(frame) and clf.n_features_in_ == frame.shape[1]
+    by_position = fixed(categorical=[4]).fit(frame.to_numpy(dtype=object), y)
+    assert not hasattr(by_position, "feature_names_in_")
+    assert by_position.n_features_in_ == frame.shape[1]
+
+
+def test_searches_folds_and_pipelines(mixed):
+    frame, y = mixed
+    assert cross_val_score(quick(), frame, y, cv=3, error_score="raise").mean() > 0.8
+    search = GridSearchCV(
+        make_pipeline(FunctionTransformer(), quick()),
+        {"gpclassifier__ignore": [["age"], ["city"]]},
+        cv=2,
+        scoring="neg_log_loss",
+        error_score="raise",
+    ).fit(frame, y)
+    assert search.best_params_["gpclassifier__ignore"] == ["age"]
+    assert set(search.predict(frame[:9])) <= {"no", "yes"}
+    # A pipeline that encodes a column itself gives the others as they come.
+    encode = make_column_transformer(
+        (OneHotEncoder(sparse_output=False), ["city"]), remainder="passthrough"
+    ).set_output(transform="pandas")
+    pipe = make_pipeline(encode, fixed(categorical=["remainder__code"])).fit(frame, y)
+    assert np.isfinite(pipe.predict_proba(frame)).all()
+
+
+def test_other_classifiers_around_one(mixed):
+    frame, y = mixed
+    for around in (
+        CalibratedClassifierCV(light(), cv=2),
+        CalibratedClassifierCV(FrozenEstimator(light().fit(frame, y))),
+        BaggingClassifier(fixed(), 2, random_state=0),
+        VotingClassifier([("a", light()), ("b", fixed())], voting="soft"),
+    ):
+        p = around.fit(frame, y).predict_proba(frame)
+        assert np.isfinite(p).all() and np.allclose(p.sum(axis=1), 1)
+        assert list(around.classes_) == ["no", "yes"]

@@ -36,6 +36,8 @@ ENTRIES = {
     "optimiser": {"device", "nll"},
     "conditional_variance": {"nll"},
     "robust": {"cases", "passed", "wrong", "seconds", "median_gain"},
+    "encoding": {"ratio", "passed"},
+    "odd_frames": {"cases", "outcomes", "passed", "wrong", "seconds"},
     "bounds": {"n_train", "seed", "exact", "tight"},
     "cost": {"seconds", "ratio"},
     "threads": {"busy processes", "quiet", "busy"},
@@ -63,7 +65,7 @@ def script(monkeypatch):
 
 
 SCRIPTS = "data sources record clock contestants compare quality small gibbs soak throughput step"
-SCRIPTS += " soak_ranks scaling gpu optimiser default_fit robust truth"
+SCRIPTS += " soak_ranks scaling gpu optimiser default_fit robust truth odd_frames encoding"
 
 
 @pytest.mark.parametrize("name", SCRIPTS.split())
@@ -768,3 +770,26 @@ def test_results_are_as_documented():
                 assert entry["passed"].keys() == entry["targets"].keys()
                 own = entry["models"]["GPClassifier"]
                 assert {"error", "nll", "ece", "temperature", "fit_seconds"} <= own.keys()
+
+
+def test_the_cost_of_tables_is_measured(script, monkeypatch, tmp_path, capsys):
+    encoding = script("encoding")
+    asked = ["encoding", "levels", "--rows", "2000", "--output", str(tmp_path / "encoding.json")]
+    monkeypatch.setattr(sys, "argv", asked)
+    encoding.main()
+    kept = json.loads((tmp_path / "encoding.json").read_text())["sets"]["levels"]
+    assert list(kept["levels"]) == ["2", "1000", "2000"]
+    assert [one["features"] for one in kept["levels"].values()] == [4, 7, 2]
+    assert "2000 levels" in capsys.readouterr().out
+
+
+def test_odd_frames_are_counted(script, monkeypatch, tmp_path, capsys):
+    odd = script("odd_frames")
+    kept = tmp_path / "odd.json"
+    monkeypatch.setattr(sys, "argv", ["odd_frames", "--cases", "3", "--output", str(kept)])
+    assert odd.main() == 0
+    found = json.loads(kept.read_text())["sets"]["frames"]
+    assert found["passed"] and sum(found["outcomes"].values()) == 3
+    monkeypatch.setattr(odd, "outcome", lambda case: "NaN")
+    assert odd.main() == 1
+    assert "3 wrong" in capsys.readouterr().out

@@ -22,7 +22,7 @@ PAGES = [
 ]
 WITH_CODE = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
-    *(ROOT / "docs" / name for name in ("api.md", "deployment.md", "saving.md")),
+    *(ROOT / "docs" / name for name in ("api.md", "deployment.md", "saving.md", "table.md")),
     *EXAMPLES,
 ]
 

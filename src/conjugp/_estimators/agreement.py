@@ -25,10 +25,10 @@ from conjugp._estimators.rows import (
     no_rows,
     set_features,
 )
-from conjugp._estimators.tables import is_table
+from conjugp._estimators.tables import is_table, to_fit
 from conjugp._fit.fit import Fitted
 from conjugp._fit.options import FitOptions
-from conjugp._inputs.frames import Frame, frame_of
+from conjugp._inputs.frames import Frame
 from conjugp._persistence.checkpoint import FIT, Checkpoint
 from conjugp._persistence.codec import classes_of
 from conjugp._persistence.fingerprint import data_fingerprint, fingerprint
@@ -138,7 +138,7 @@ def _by_one_encoder(
     def own() -> tuple[Frame | None, NDArray[Any], NDArray[Any], NDArray[np.intp]]:
         if no_rows(X, y):
             return None, np.empty(0), np.empty(0), np.empty(0, np.intp)
-        frame, labels = frame_of(X), check_labels(y)
+        frame, labels = to_fit(clf, X), check_labels(y)
         weight = check_weight(sample_weight, np.empty((frame.n, 0)))
         check_consistent_length(labels, weight)
         some = np.flatnonzero(weight > 0)

@@ -170,6 +170,11 @@ class GPClassifier(Saveable, ProbabilisticClassifier):
     columns_ : dict of str to str, or None
         What became of each column of a table with text, categories, dates or gaps: `kernel_` and
         `inducing_points_` speak of the features that they became. None for plain numbers.
+    features_ : list of str, or None
+        Names of the features that columns of a table became; of plain numbers their own names.
+    inducing_columns_ : dict of str to ndarray, or None
+        Inducing points in the columns of a table: numbers, dates, the nearest level. None for
+        plain numbers.
     n_features_in_ : int
         Number of columns of X.
     feature_names_in_ : ndarray of shape (n_features,)

@@ -112,6 +112,11 @@ class GibbsGPClassifier(Saveable, ProbabilisticClassifier):
         Sweeps of every chain.
     columns_ : dict of str to str, or None
         What became of the columns of a table, as in `GPClassifier`.
+    features_ : list of str, or None
+        Names of the features that columns of a table became; of plain numbers their own names.
+    inducing_columns_ : dict of str to ndarray, or None
+        Inducing points in the columns of a table: numbers, dates, the nearest level. None for
+        plain numbers.
     n_features_in_ : int
         Number of columns of X.
     feature_names_in_ : ndarray of shape (n_features,)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import Tags
-from sklearn.utils.validation import column_or_1d
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
 from conjugp._estimators.rows import check_rows, check_weight
@@ -62,6 +62,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.input_tags.categorical = True
+        tags.input_tags.string = True
         return tags
 
     def _integration(self) -> Integration:
@@ -93,6 +94,19 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         self.kernel_ = kernels[0] if len(kernels) == 1 else kernels
         self.inducing_points_ = inputs.invert(predictor.Z)
         self.prior_mean_ = mean.cpu().double().numpy()
+
+    @property
+    def features_(self) -> list[str] | None:
+        """Names of the features, which `kernel_` and `inducing_points_` speak of."""
+        check_is_fitted(self)
+        return None if self._inputs.names is None else list(self._inputs.names)
+
+    @property
+    def inducing_columns_(self) -> dict[str, NDArray[Any]] | None:
+        """Inducing points in the columns of a table; None for plain numbers."""
+        check_is_fitted(self)
+        encoder = self._inputs.encoder
+        return None if encoder is None else encoder.decode(self.inducing_points_)
 
     def _slices(self, X: Tensor) -> Iterator[slice]:
         """Some rows at a time, so many that memory is bounded."""

@@ -20,7 +20,7 @@ from sklearn.utils.validation import (
 )
 
 from conjugp._estimators.tables import encoded, is_table, warn
-from conjugp._inputs.frames import Frame
+from conjugp._inputs.frames import Frame, frame_of, holds_columns
 from conjugp._inputs.inputs import Inputs
 from conjugp._rows.canonical import Rows, ordered
 
@@ -63,20 +63,25 @@ def check_rows(
     try:
         labels: Any = {} if y is None and not reset else {"y": y}
         rows: Any = X
-        out: Any = validate_data(clf, rows, reset=reset, dtype=(np.float64, np.float32), **labels)
-    except ValueError as error:
-        if "could not convert" in str(error):
-            raise ValueError(
-                f"X must be numeric, as the rows were that the model was fitted to ({error})"
-            ) from error
-        if "NaN" in str(error) and np.ndim(X) == 2 and not np.isinf(np.asarray(X)).any():
+        with np.errstate(over="ignore", invalid="ignore"):
+            out: Any = validate_data(
+                clf, rows, reset=reset, dtype=(np.float64, np.float32), **labels
+            )
+    except (TypeError, ValueError, OverflowError) as error:
+        numbers = X if reset or not holds_columns(X) else np.asarray(frame_of(X))
+        gaps = "X contains NaN" in str(error)
+        if isinstance(error, TypeError):
+            gaps = numbers is not X  # one of those that NumPy does not know
+            if not gaps:
+                raise
+        if gaps and np.ndim(numbers) == 2 and not np.isinf(np.asarray(numbers)).any():
             if reset:
                 return _check_table(clf, X, y, reset, weight)
-            if fitted is not None and np.shape(X)[1] == fitted.n_features:
-                X = np.where(np.isnan(np.asarray(X)), fitted.scaling.shift, np.asarray(X))
+            if fitted is not None and np.shape(numbers)[1] == fitted.n_features:
+                numbers = np.where(np.isnan(numbers), fitted.scaling.shift, numbers)
                 with warnings.catch_warnings():  # names were looked at before
                     warnings.filterwarnings("ignore", "X does not have valid feature names")
-                    return check_rows(clf, X, y, reset)
+                    return check_rows(clf, numbers, y, reset)
         if re.search(r"\b[Xy]\b", str(error)):
             raise
         name = "X and y" if "inconsistent" in str(error) else "X"
@@ -101,9 +106,9 @@ def _check_table(
     clf: Any, X: Any, y: Any, reset: bool, weight: Any
 ) -> tuple[NDArray[np.float64], Any]:
     """The features of a table's rows, and y."""
-    if y is None:
+    if y is None and not reset:
         return encoded(clf, X, None, None, reset), None
-    labels, n = column_or_1d(y, warn=True), _num_samples(X)
+    labels, n = check_labels(y), _num_samples(X)
     if len(labels) != n:
         raise ValueError(
             f"X and y: Found input variables with inconsistent numbers of samples: "
@@ -112,7 +117,7 @@ def _check_table(
     if not reset:
         return encoded(clf, X, None, None, reset), labels
     weight = check_weight(weight, np.empty((n, 1)))
-    return encoded(clf, X, check_labels(labels), weight, reset), labels
+    return encoded(clf, X, labels, weight, reset), labels
 
 
 def names_of(clf: Any) -> tuple[str, ...] | None:
@@ -139,13 +144,20 @@ def set_features(clf: Any, n_features: int, names: Sequence[str] | None) -> None
 
 def check_labels(y: Any) -> NDArray[Any]:
     """Labels of one kind, (n,)."""
+    if y is None:
+        raise ValueError("this classifier requires y to be passed, but the target y is None")
     try:
-        check_classification_targets(y)
+        with np.errstate(invalid="ignore"):
+            check_classification_targets(y)
+        return column_or_1d(y, warn=True)
     except ValueError as error:
-        raise ValueError(f"y: {error}") from error
+        if "label type: unknown" not in str(error):
+            raise ValueError(f"y: {error}") from error
+        raise ValueError(
+            "y must hold labels of one kind, and none missing (Unknown label type)"
+        ) from error
     except TypeError as error:
         raise ValueError(f"y must hold labels of one kind, and none missing ({error})") from error
-    return column_or_1d(y, warn=True)
 
 
 def check_classes(found: NDArray[Any]) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from conjugp._inputs.encoder import Encoder, said
 from conjugp._inputs.frames import Frame, frame_of, holds_columns
-from conjugp._inputs.table import suggestion
+from conjugp._inputs.table import listed, suggestion
 
 
 def is_table(clf: Any, X: Any, reset: bool) -> bool:
@@ -31,15 +31,17 @@ def _named(columns: Any) -> bool:
 
 def _only_numbers(X: Any) -> bool:
     """Whether the cells are numbers and all there; truth values are numbers too."""
-    dtypes = getattr(X, "dtypes", None)
-    if dtypes is not None and hasattr(X, "isna"):  # pandas
-        kinds = {getattr(dtype, "kind", "O") for dtype in dtypes}
+    if hasattr(X, "isna") and hasattr(X, "dtypes"):  # pandas
+        if any(hasattr(dtype, "fill_value") for dtype in X.dtypes):  # sparse
+            return False
+        kinds = {getattr(dtype, "kind", "O") for dtype in X.dtypes}
         if kinds <= set("biuf") or not kinds <= set("biufO"):
             return kinds <= set("biuf") and not bool(X.isna().to_numpy().any())
     if isinstance(X, np.ndarray | list | tuple):
         try:
-            return bool(np.isfinite(np.asarray(X).astype(np.float64)).all())
-        except (TypeError, ValueError):
+            cells = np.asarray(X)
+            return cells.dtype.kind != "c" and bool(np.isfinite(cells.astype(np.float64)).all())
+        except (TypeError, ValueError, OverflowError):
             return False
     # Text is seen in the first rows: most tables are not read twice.
     return _all_numbers(frame_of(X, 50)) and _all_numbers(frame_of(X))
@@ -53,18 +55,26 @@ def _all_numbers(frame: Frame) -> bool:
     )
 
 
+def to_fit(clf: Any, X: Any) -> Frame:
+    """The columns of a fit; those that it ignores hold anything."""
+    return frame_of(X, unread=lambda names, _: _positions("ignore", clf.ignore, names))
+
+
 def encoded(
     clf: Any, X: Any, y: NDArray[Any] | None, weight: NDArray[np.float64] | None, reset: bool
 ) -> NDArray[np.float64]:
     """The features (n, D) of rows of a table; a fit chooses what they are."""
     if not reset:
-        return clf._encoder.rows(X)
-    frame = frame_of(X)
+        return _some(clf._encoder.rows(X))
+    frame = to_fit(clf, X)
     assert y is not None
-    if not frame.n:
-        raise ValueError("X: Found array with 0 sample(s) while a minimum of 1 is required.")
-    categorical = _positions("categorical", clf.categorical, frame)
-    ignore = _positions("ignore", clf.ignore, frame)
+    _some(y)
+    ignore = _positions("ignore", clf.ignore, list(frame.columns))
+    categorical = _positions("categorical", clf.categorical, list(frame.columns))
+    chosen = {name: frame.columns[name] for name in categorical}
+    dates = [name for name, c in chosen.items() if c.kind == "date" and c.written is None]
+    if dates:
+        raise ValueError(f"categorical: {listed('column', dates)} must hold codes, not dates")
     columns = {n: c.as_text() if n in categorical else c for n, c in frame.columns.items()}
     frame = replace(frame, columns=columns)
     weight = np.ones(frame.n) if weight is None else weight
@@ -85,13 +95,19 @@ def encoded(
     return X_
 
 
-def _positions(argument: str, given: Any, frame: Frame) -> tuple[str, ...]:
+def _some(rows: NDArray[Any]) -> NDArray[Any]:
+    if not len(rows):
+        raise ValueError("X: Found array with 0 sample(s) while a minimum of 1 is required.")
+    return rows
+
+
+def _positions(argument: str, given: Any, names: list[str]) -> tuple[str, ...]:
     """Names of the columns that an argument lists, by name or position."""
     if isinstance(given, str):
         return ()
-    names, found, wrong = list(frame.columns), [], []
+    found, wrong, known = [], [], set(names)
     for one in given:
-        if isinstance(one, str) and one in frame.columns:
+        if isinstance(one, str) and one in known:
             found.append(one)
         elif isinstance(one, Integral) and -len(names) <= int(one) < len(names):
             found.append(names[int(one)])

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from conjugp._inputs.frames import Cells, Frame, frame_of
 from conjugp._inputs.kinds import (
     FOLDS,
+    OTHER,
     PARTS,
     Array,
     Date,
@@ -28,7 +29,6 @@ from conjugp._inputs.kinds import (
     Part,
     Shares,
     codes_of,
-    counted,
     different,
 )
 from conjugp._rows.canonical import row_hash
@@ -75,8 +75,8 @@ class Encoder:
             elif cells.order:
                 used.append(_with(Ordered.fit(name, cells), cells))
             else:
-                found, counts = counted(cells)
-                n = int(counts.sum())
+                found = set(cells.coded[0]) - {None}
+                n = int((~cells.gaps).sum())
                 if n >= LEAST_ROWS and len(found) > IDENTIFIER * n:
                     left_out[name] = "an identifier"
                     continue
@@ -139,7 +139,16 @@ class Encoder:
 
     def rows(self, X: Any) -> Array:
         """The features (n, D) of a table of any kind."""
-        return self.encode(frame_of(X))
+        return self.encode(self.read(X))
+
+    def read(self, X: Any) -> Frame:
+        """The columns of a table of any kind; those that are not used hold anything."""
+        return frame_of(X, unread=self._unread)
+
+    def _unread(self, names: list[str], named: bool) -> list[str]:
+        used = {part.name for part in self.parts}
+        own = names if self.named and named else self.names
+        return [name for name, at in zip(names, own, strict=False) if at not in used]
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -178,8 +187,26 @@ class Encoder:
             frame = replace(frame, columns=columns)
         orders = {part.name: part.levels for part in self.parts if isinstance(part, Ordered)}
         used = frame.of_kinds(self.kinds, self.levels).columns
-        columns = {n: replace(c, order=orders.get(n, ())) for n, c in used.items()}
+        columns = {
+            n: c if c.order == (order := orders.get(n, ())) else replace(c, order=order)
+            for n, c in used.items()
+        }
         return replace(frame, columns={**frame.columns, **columns})
+
+    def decode(self, features: Array) -> dict[str, NDArray[Any]]:
+        """Columns whose rows have these features (n, D), nearly."""
+        found: dict[str, NDArray[Any]] = {}
+        first = 0
+        for part in self.parts:
+            last = first + len(part.features)
+            values = part.decode(features[:, first:last])
+            before = found.get(part.name)
+            # Of many levels some have features of their own; the others are told by the shares.
+            found[part.name] = (
+                values if before is None else np.where(before == OTHER, values, before)
+            )
+            first = last
+        return found
 
 
 def said(left_out: dict[str, str]) -> str:

@@ -6,6 +6,8 @@ import datetime as dt
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import cached_property
+from itertools import compress
 from numbers import Real
 from typing import Any
 
@@ -13,11 +15,14 @@ import narwhals.stable.v1 as nw
 import numpy as np
 from numpy.typing import NDArray
 
-from conjugp._inputs.table import TableError, check_there, listed, shown
+from conjugp._inputs.table import TableError, all_of, check_there, listed, shown
 
 _DAY = 86_400.0  # seconds
 _DATES = (dt.date, dt.datetime, np.datetime64)
 _TRUTH = {"False": 0.0, "True": 1.0}
+_NUMBERS, _NO_NUMBERS = (Real, Decimal), (bool, np.timedelta64)
+_GAPS = ("NoneType", "NAType", "NaTType")  # by name: pandas need not be there
+_BLANK = "\0 \t\r\n"
 
 
 @dataclass(frozen=True)
@@ -32,12 +37,24 @@ class Cells:
     order: tuple[str, ...] = ()
     written: NDArray[Any] | None = None  # numbers and dates as they stand in a file of text
 
-    @property
+    @classmethod
+    def nothing(cls, n: int, kind: str = "number") -> Cells:
+        """Gaps alone."""
+        return cls(kind, np.broadcast_to(np.array(None if kind == "text" else np.nan), n))
+
+    @cached_property
     def gaps(self) -> NDArray[np.bool_]:
         """Which cells have no value."""
         if self.kind == "text":
             return np.array([v is None for v in self.values], dtype=bool)
         return np.isnan(self.values)
+
+    @cached_property
+    def coded(self) -> tuple[list[str | None], NDArray[np.intp]]:
+        """The different texts, a gap being one, and which of them each cell has (n,)."""
+        place = {v: i for i, v in enumerate(dict.fromkeys(self.values))}
+        codes = np.fromiter(map(place.__getitem__, self.values), np.intp, len(self.values))
+        return list(place), codes
 
     def take(self, rows: NDArray[Any]) -> Cells:
         """Some of the rows."""
@@ -48,14 +65,17 @@ class Cells:
         """The same as levels of a category; 3.0 is ``3``, 007 and what is known stay as written."""
         if self.kind == "text":
             return self
-        codes = [code(v) for v in self.values.tolist()]
-        if self.written is not None:
-            dates = self.kind == "date"
-            codes = [
+        codes = _codes(self.values.tolist())
+        if self.written is None:
+            return Cells("text", codes)
+        dates = self.kind == "date"
+        return Cells(
+            "text",
+            _objects(
                 w if w and (c is None or dates or w in known or w[0] == "0" <= w[1:2] <= "9") else c
-                for c, w in zip(codes, self.written.tolist(), strict=True)
-            ]
-        return Cells("text", _objects(codes))
+                for c, w in zip(codes.tolist(), self.written.tolist(), strict=True)
+            ),
+        )
 
     def of_kind(self, kind: str, known: Container[str] = ()) -> Cells | None:
         """The same cells as numbers, text or dates; None where that is not what they are."""
@@ -64,7 +84,7 @@ class Cells:
         if kind == "text" and (self.kind == "number" or self.written is not None):
             return self.as_text(known)
         if self.gaps.all():
-            return Cells(kind, np.full(len(self.values), None if kind == "text" else np.nan))
+            return Cells.nothing(len(self.values), kind)
         if kind == "number" and self.kind == "text" and {*self.values} <= {None, *_TRUTH}:
             return Cells(kind, np.array([_TRUTH.get(v, np.nan) for v in self.values]))
         return None
@@ -92,7 +112,13 @@ class Frame:
                 raise ValueError(f"X: the column {name!r} holds {' and '.join(sorted(set(there)))}")
             orders = {c.order: None for c in parts}
             order = parts[0].order if len(orders) == 1 else tuple(sorted(set().union(*orders)))
-            columns[name] = Cells(kind, np.concatenate([c.values for c in found if c]), order)
+            written = [c.written for c in found if c and c.written is not None]
+            columns[name] = Cells(
+                kind,
+                np.concatenate([c.values for c in found if c]),
+                order,
+                np.concatenate(written) if len(written) == len(found) else None,
+            )
         return cls(columns, sum(frame.n for frame in frames), first.named)
 
     @property
@@ -101,11 +127,13 @@ class Frame:
         return self.n, len(self.columns)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        columns = (c.of_kind("number") or c for c in self.columns.values())
+        columns = self.of_kinds(dict.fromkeys(self.columns, "number")).columns.values()
         return np.column_stack([c.values for c in columns]).astype(dtype or np.float64)
 
     def take(self, rows: NDArray[Any]) -> Frame:
         """Some of the rows."""
+        if rows.dtype == bool and rows.all():
+            return self
         columns = {name: cells.take(rows) for name, cells in self.columns.items()}
         return replace(self, columns=columns, n=len(np.arange(self.n)[rows]))
 
@@ -136,34 +164,51 @@ class Frame:
         return replace(self, columns={name: self.columns[name] for name in names})
 
 
+Readers = Mapping[str, Callable[[], Cells]]
+
+
 def holds_columns(X: Any) -> bool:
     """Whether X is a frame of some library, or an array whose cells may be anything."""
     return _is_frame(X) or _cells_of(X) is not None
 
 
-def frame_of(X: Any, most: int | None = None) -> Frame:
-    """The columns of a frame, a mapping, a two-dimensional array or list; some rows of a frame."""
+def frame_of(
+    X: Any,
+    most: int | None = None,
+    unread: Callable[[list[str], bool], Iterable[str]] | None = None,
+) -> Frame:
+    """The columns of a frame, a mapping, a two-dimensional array or list; `most` rows of a frame.
+
+    Columns that `unread` takes out of their names, given whether these are the frame's own, are
+    not looked at: they are gaps, whatever they hold.
+    """
     if isinstance(X, Frame):
         return X
     if isinstance(X, Mapping):
-        arrays = {str(name): np.asarray(column) for name, column in X.items()}
-        shapes = {a.shape for a in arrays.values()}
-        if len(shapes) != 1 or len(shape := shapes.pop()) != 1:
-            raise TableError("X: the columns must be 1-d and of the same length")
-        return put_together({n: lambda a=a: read_cells(a) for n, a in arrays.items()}, *shape, True)
-    if _is_frame(X):
-        return _from_frame(X, most)
-    found = _cells_of(X)
-    cells: NDArray[Any] = np.asarray(X) if found is None else found
-    if cells.ndim != 2:
-        raise ValueError(f"X must have two dimensions, rows and columns; got {cells.ndim}")
-    names = [f"x{j}" for j in range(cells.shape[1])]
-    columns = {name: lambda j=j: read_cells(cells[:, j]) for j, name in enumerate(names)}
-    return put_together(columns, len(cells), False)
+        readers, n, named = _from_mapping(X)
+    else:
+        readers, n, named = _from_frame(X, most) if _is_frame(X) else _from_cells(X)
+    skipped = () if unread is None else unread(list(readers), named)
+    return put_together({**readers, **dict.fromkeys(skipped, lambda: Cells.nothing(n))}, n, named)
+
+
+def put_together(columns: Readers, n: int, named: bool) -> Frame:
+    """All columns, or one error that names all that cannot be used."""
+    made, wrong, kind = dict[str, Cells](), list[str](), ValueError
+    for name, read in columns.items():
+        try:
+            made[name] = read()
+        except (TypeError, ValueError, OverflowError) as error:
+            kind = TypeError if isinstance(error, TypeError) else kind
+            far = isinstance(error, OverflowError)
+            wrong.append(f"the column {name!r} {'holds a date too far away' if far else error}")
+    if wrong:
+        raise kind(all_of(wrong))
+    return Frame(made, n, named)
 
 
 def _is_frame(X: Any) -> bool:
-    return hasattr(X, "__dataframe__") or hasattr(X, "columns")
+    return isinstance(X, Frame) or hasattr(X, "__dataframe__") or hasattr(type(X), "columns")
 
 
 def _cells_of(X: Any) -> NDArray[Any] | None:
@@ -172,49 +217,55 @@ def _cells_of(X: Any) -> NDArray[Any] | None:
         return X if X.dtype.kind in "OUSmM" else None
     if not isinstance(X, list | tuple) or not X or not isinstance(X[0], list | tuple):
         return None
-    some = next((row for row in X if any(isinstance(v, str) or v is None for v in row)), None)
-    if some is None or len({len(row) for row in X}) > 1:
+    if not all(isinstance(row, list | tuple) and len(row) == len(X[0]) for row in X):
         return None
-    return np.array([list(row) for row in X], dtype=object)
+    kinds = {type(v) for row in X for v in row}
+    if all(issubclass(k, Real) or (hasattr(k, "__len__") and k is not str) for k in kinds):
+        return None
+    out = np.empty((len(X), len(X[0])), dtype=object)
+    for row, cells in zip(out, X, strict=True):
+        row[:] = cells
+    return out
 
 
-def _from_frame(X: Any, most: int | None) -> Frame:
+def _from_mapping(X: Mapping[Any, Any]) -> tuple[Readers, int, bool]:
+    arrays = {
+        str(name): _objects(c) if isinstance(c, list | tuple) else np.asarray(c)
+        for name, c in X.items()
+    }
+    shapes = {a.shape for a in arrays.values()}
+    if len(shapes) != 1 or len(shape := shapes.pop()) != 1:
+        raise TableError("X: the columns must be 1-d and of the same length")
+    return {name: lambda a=a: read_cells(a) for name, a in arrays.items()}, *shape, True
+
+
+def _from_cells(X: Any) -> tuple[Readers, int, bool]:
+    """By position."""
+    found = _cells_of(X)
+    try:
+        cells: NDArray[Any] = np.asarray(X) if found is None else found
+    except ValueError as error:
+        raise ValueError(f"X: {error}") from error
+    if cells.ndim != 2:
+        raise ValueError(f"X must have two dimensions, rows and columns; got {cells.ndim}")
+    columns = range(cells.shape[1])
+    return {f"x{j}": lambda j=j: read_cells(cells[:, j]) for j in columns}, len(cells), False
+
+
+def _from_frame(X: Any, most: int | None) -> tuple[Readers, int, bool]:
     """Through narwhals, whatever the library."""
+    if hasattr(X, "collect"):
+        raise TypeError(f"X must be in memory, and is {_article(type(X).__name__)}: collect it")
     names = [str(name) for name in getattr(X, "column_names", getattr(X, "columns", ()))]
-    twice = (
-        sorted({name for name in names if names.count(name) > 1})
-        if len(set(names)) < len(names)
-        else []
-    )
-    if twice:
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
         raise TableError(f"X has {listed('column', twice)} more than once")
     if hasattr(X, "set_axis"):  # pandas, whose names need not be text
-        X = X.set_axis(names, axis=1)
+        X = X.set_axis([str(j) for j in range(len(names))], axis=1)
     table = nw.from_native(X, eager_only=True)
     table = table if most is None else table.head(most)
-    return put_together(
-        {name: lambda name=name: _from_series(table[name]) for name in names}, len(table), True
-    )
-
-
-def put_together(columns: Mapping[str, Callable[[], Cells]], n: int, named: bool) -> Frame:
-    """All columns, or one error that names all that cannot be used."""
-    made, wrong, kind = dict[str, Cells](), list[str](), ValueError
-    for name, read in columns.items():
-        try:
-            made[name] = read()
-        except (TypeError, ValueError, OverflowError) as error:
-            kind = TypeError if isinstance(error, TypeError) else kind
-            wrong.append(f"the column {name!r} {error}")
-    if wrong:
-        raise kind(all_of(wrong))
-    return Frame(made, n, named)
-
-
-def all_of(wrong: list[str]) -> str:
-    """One sentence on all columns that something is wrong with."""
-    more = f"; and {len(wrong) - 5} more columns" if len(wrong) > 5 else ""
-    return "X: " + "; ".join(wrong[:5]) + more
+    keys = zip(names, table.columns, strict=True)
+    return {n: lambda k=k: _from_series(table[k]) for n, k in keys}, len(table), True
 
 
 def _example(cells: Cells) -> str:
@@ -230,55 +281,90 @@ def _example(cells: Cells) -> str:
 def _from_series(column: Any) -> Cells:
     kind = column.dtype
     if kind.is_numeric() and kind != nw.Decimal:
-        return _numbers(column.cast(nw.Float64).to_numpy())
-    if kind == nw.Boolean:
-        return read_cells(_objects(column.to_list()))
-    if kind in (nw.Categorical, nw.Enum):
-        order = ()
-        native = column.to_native()
-        # pandas has it there, pyarrow in the type.
-        ordered = getattr(getattr(native, "cat", native), "ordered", None)
-        ordered = getattr(getattr(native, "type", None), "ordered", ordered)
-        if ordered or (ordered is None and kind == nw.Enum):
-            order = tuple(code(v) or "" for v in column.cat.get_categories().to_list())
-        cells = _objects(code(v) for v in column.to_list())
-        return Cells("text", cells, order)
-    return read_cells(_objects(column.to_list()))
+        wide = kind in (nw.Int128, nw.UInt128)  # which NumPy has not
+        return read_cells((column.cast(nw.Float64) if wide else column).to_numpy())
+    if kind == nw.Datetime:
+        naive = column.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
+        return read_cells((naive if kind.time_zone else column).to_numpy())
+    cells = _objects(column.to_list())
+    # pyarrow has dictionaries of anything.
+    category = kind in (nw.Categorical, nw.Enum, nw.Boolean)
+    if not category or any(isinstance(v, dict | list) for v in cells):
+        return read_cells(cells)
+    order, native = (), column.to_native()
+    # pandas has it there, pyarrow in the type.
+    ordered = getattr(getattr(native, "cat", None), "ordered", None)
+    ordered = getattr(getattr(native, "type", None), "ordered", ordered)
+    if ordered or (ordered is None and kind == nw.Enum):
+        codes = map(code, column.cat.get_categories().to_list())
+        order = tuple(dict.fromkeys(c for c in codes if c is not None))
+    return Cells("text", _codes(cells.tolist()), order)
 
 
 def read_cells(cells: NDArray[Any]) -> Cells:
     """A column of cells of any types."""
     if cells.dtype.kind in "iuf":
-        return _numbers(cells.astype(np.float64))
+        return _numbers(cells)
     if cells.dtype.kind == "M":
         return Cells("date", _days(cells))
-    values = cells.astype(object).tolist()
-    present = [v for v in values if not _is_gap(v)]
+    values = list(cells) if cells.dtype.kind == "m" else cells.tolist()
+    rest = [v for v in values if type(v) is not str]
+    if len(rest) < len(values) and all(map(_is_gap, rest)):
+        return Cells("text", _codes([v if type(v) is str else None for v in values]))
+    there = np.array([not _is_gap(v) for v in values], dtype=bool)
+    present = list(compress(values, there))
     kinds = {type(v) for v in present}
-    if not present or all(issubclass(k, Real | Decimal) and k is not bool for k in kinds):
-        return _numbers(np.array([np.nan if _is_gap(v) else float(v) for v in values]))
-    if all(issubclass(k, _DATES) or k.__name__ == "Timestamp" for k in kinds):
-        naive = [None if _is_gap(v) else _without_zone(v) for v in values]
-        return Cells("date", _days(np.array(naive, dtype="datetime64[us]")))
+    if kinds and kinds <= {bool, np.bool_}:
+        return Cells("text", _codes([None if _is_gap(v) else v for v in values]))
+    if all(issubclass(k, _NUMBERS) and k not in _NO_NUMBERS for k in kinds):
+        found = np.full(len(values), np.nan)
+        found[there] = [_float(v) for v in present]
+        return _numbers(found)
+    if all(issubclass(k, _DATES) for k in kinds):
+        return Cells("date", _days(_objects(None if _is_gap(v) else v for v in values)))
+    _check_levels(values)
+    return Cells("text", _objects(code(v) for v in values))
+
+
+def _check_levels(values: list[Any]) -> None:
+    """Raise for cells that can be no levels."""
     for place, v in enumerate(values):
-        if not (_is_gap(v) or isinstance(v, str | bool | np.bool_ | Real | Decimal)):
-            raise TypeError(
-                f"holds {_article(type(v).__name__)} in row {place + 1}, and its argument must be "
-                "a string, a number, a date or missing: leave the column out with ignore"
-            )
-    return Cells("text", _objects(None if _is_gap(v) else code(v) for v in values))
+        if isinstance(v, str | bool | np.bool_) or _is_gap(v):
+            continue
+        if isinstance(v, _NUMBERS) and not isinstance(v, np.timedelta64):
+            if abs(_float(v)) == np.inf:
+                raise ValueError(f"holds an infinite or too large number in row {place + 1}")
+            continue
+        holds = f"holds {_article(type(v).__name__)} in row {place + 1}"
+        if isinstance(v, _DATES):
+            raise TypeError(f"{holds}, but not dates alone: make all of them dates, or text")
+        raise TypeError(
+            f"{holds}, and its argument must be a string, a number, a date or missing: leave the "
+            "column out with ignore"
+        )
 
 
 def _numbers(values: NDArray[Any]) -> Cells:
-    values = np.asarray(values, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        values = np.asarray(values, dtype=np.float64)
     if np.isinf(values).any():
         where = int(np.isinf(values).argmax()) + 1
         raise ValueError(f"holds an infinite or too large number in row {where}")
     return Cells("number", values)
 
 
+def _float(v: Any) -> float:
+    try:
+        return float(v)
+    except OverflowError:
+        return np.inf
+
+
 def _days(values: NDArray[Any]) -> NDArray[np.float64]:
-    stamps = values.astype("datetime64[us]")
+    """Dates, or objects that are dates or None, as days since 1970."""
+    if values.dtype == object:
+        values = np.array([v if v is None else _without_zone(v) for v in values], dtype="M8[us]")
+    stamps = values.astype("M8[us]")
     days = stamps.astype(np.int64) / (1e6 * _DAY)
     return np.where(np.isnat(stamps), np.nan, days)
 
@@ -290,20 +376,33 @@ def _without_zone(v: Any) -> Any:
 
 
 def _is_gap(v: Any) -> bool:
-    if v is None or type(v).__name__ in ("NAType", "NaTType"):
-        return True
     if isinstance(v, str):
-        return not v.strip()
-    return isinstance(v, float | np.datetime64) and v != v
+        return not (text := v.strip(_BLANK)) or text.isspace()
+    if isinstance(v, Decimal):
+        return v.is_nan()
+    if isinstance(v, float | np.floating | np.datetime64):
+        return bool(v != v)
+    return v is None or type(v).__name__ in _GAPS
 
 
 def code(v: Any) -> str | None:
     """A level's text: 3.0 and 3 are ``3``; None for a gap."""
+    if isinstance(v, str):
+        text = str(v).strip(_BLANK)
+        return None if not text or text.isspace() else text
     if _is_gap(v):
         return None
+    if isinstance(v, np.floating | Decimal):
+        v = float(v)
     if isinstance(v, float) and v.is_integer() and abs(v) < 1e15:
         v = int(v)
-    return str(v).strip("\0 \t\r\n")
+    return str(v).strip(_BLANK)
+
+
+def _codes(values: list[Any]) -> NDArray[Any]:
+    """The levels' texts of cells that are as different as they are unequal."""
+    found = {v: code(v) for v in dict.fromkeys(values)}
+    return _objects(map(found.__getitem__, values))
 
 
 def _objects(values: Iterable[Any]) -> NDArray[Any]:

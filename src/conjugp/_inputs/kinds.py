@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ MISSING, OTHER = "(missing)", "(other)"  # levels of their own
 LONG_TAIL = 5.0  # standard deviations from the mean; beyond numbers are tamed
 BEND = 3.0  # ... towards this many
 _FAR = 1e100  # standard deviations; their square is finite
+_EDGE = 1 - 1e-9  # of what numbers are tamed to
 FOLDS = 5
+LONG_TEXT = 200  # characters; arrays of text give every level as many as the longest has
 STRENGTHS = (0.5, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # rows that a level's prior is worth
 CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}  # days
 TURNS = {"year": 0.5, "week": 2.0}  # of a cycle that dates must span
@@ -42,12 +45,14 @@ class Number:
     @classmethod
     def fit(cls, name: str, cells: Cells) -> Number:
         there = cells.values[~cells.gaps]
-        fill = float(np.median(there))
+        fill = 2 * float(np.median(there / 2))  # the mean of two is finite
         filled = np.where(cells.gaps, fill, cells.values)
         with np.errstate(over="ignore", invalid="ignore"):
             middle, spread = float(filled.mean()), float(filled.std())
             far = float(np.abs(filled - middle).max())
-        tamed = np.isfinite(spread) and spread > 0 and far > LONG_TAIL * spread
+        if not np.isfinite([middle, spread, far]).all():
+            raise ValueError(f"X: the column {name!r} holds numbers too far apart: rescale it")
+        tamed = spread > 0 and far > LONG_TAIL * spread
         gaps = bool(cells.gaps.any())
         return cls(name, fill, gaps, *((middle, spread) if tamed else (0.0, 0.0)))
 
@@ -80,6 +85,14 @@ class Number:
                 a = np.clip((x - self.middle) / self.spread, -_FAR, _FAR)
             x = self.middle + self.spread * a / np.sqrt(1 + (a / BEND) ** 2)
         return np.column_stack([x, missing.astype(np.float64)]) if self.gaps else x[:, None]
+
+    def decode(self, features: Array) -> Array:
+        """Numbers that have these features, nearly; NaN where it is rather a gap."""
+        x = features[:, 0]
+        if self.spread:
+            a = np.clip((x - self.middle) / (self.spread * BEND), -_EDGE, _EDGE)
+            x = self.middle + self.spread * BEND * a / np.sqrt(1 - a * a)
+        return np.where(features[:, 1] > 0.5, np.nan, x) if self.gaps else x
 
 
 @dataclass(frozen=True)
@@ -116,6 +129,13 @@ class Ordered:
     def encode(self, cells: Cells) -> Array:
         return self.ranks.encode(_ranks(cells, self.levels))
 
+    def decode(self, features: Array) -> NDArray[Any]:
+        """The levels of the nearest ranks; None where it is rather a gap."""
+        ranks = self.ranks.decode(features)
+        place = np.nan_to_num(ranks, nan=len(self.levels)).round().astype(np.intp)
+        place = np.where(np.isnan(ranks), place, place.clip(0, len(self.levels) - 1))
+        return np.array([*self.levels, None], dtype=object)[place]
+
 
 @dataclass(frozen=True)
 class Levels:
@@ -135,7 +155,7 @@ class Levels:
         if not enough.any() and len(found):
             enough[counts.argmax()] = True
         missing = int(cells.gaps.sum())
-        kept = [*found[enough].tolist()]
+        kept = [*compress(found, enough)]
         if missing >= max(least[0], least[1] * n):
             kept, missing = [*kept, MISSING], 0
         if missing or not enough.all():
@@ -165,8 +185,14 @@ class Levels:
         place = {level: i for i, level in enumerate(self.levels)}
         other = place.get(OTHER, len(place))
         missing = place.get(MISSING, other)
-        found = [missing if v is None else place.get(v, other) for v in cells.values]
-        return np.eye(len(place) + 1)[np.array(found, dtype=np.intp), : len(place)]
+        levels, codes = cells.coded
+        found = [missing if v is None else place.get(v, other) for v in levels]
+        return np.eye(len(place) + 1)[np.array(found, dtype=np.intp), : len(place)][codes]
+
+    def decode(self, features: Array) -> NDArray[Any]:
+        """The nearest levels; None for a gap."""
+        levels = [None if level == MISSING else level for level in self.levels]
+        return np.array(levels, dtype=object)[features.argmax(axis=1)]
 
 
 @dataclass(frozen=True)
@@ -182,7 +208,7 @@ class Shares:
     def valid(self) -> bool:
         C = len(self.labels) if different(self.labels) else 0
         arrays = all(isinstance(a, np.ndarray) for a in (self.levels, self.shares, self.prior))
-        if not C or not arrays or self.levels.ndim != 1 or self.levels.dtype.kind != "U":
+        if not C or not arrays or self.levels.ndim != 1 or not different((*self.levels.tolist(),)):
             return False
         fit = self.shares.shape == (len(self.levels), C) and self.prior.shape == (C,)
         floats = {self.shares.dtype, self.prior.dtype} == {np.dtype(np.float64)}
@@ -227,20 +253,31 @@ class Shares:
             inside = fold == k
             part = np.zeros_like(mass)
             np.add.at(part, (codes[inside], y[inside]), weight[inside])
-            found[inside] = _shares(mass - part, total - part.sum(axis=0), strength)[codes[inside]]
+            left, codes_ = mass - part, codes[inside]
+            found[inside] = _shares(left[codes_], total - part.sum(axis=0), strength)
         some = np.bincount(codes, minlength=len(levels)) > 1
-        shares = _shares(mass, total, strength)
-        prior = _smoothed(total)
-        made = cls(name, levels[some], shares[some, few], prior[few], tuple(labels)[few])
+        kept = [*compress(levels, some)]
+        made = cls(
+            name,
+            np.array(kept, dtype=str if max(map(len, kept), default=0) < LONG_TEXT else object),
+            _shares(mass[some], total, strength)[:, few],
+            _smoothed(total)[few],
+            tuple(labels)[few],
+        )
         return made, found[:, few]
 
     def encode(self, cells: Cells) -> Array:
-        cells_ = np.array([MISSING if v is None else v for v in cells.values], dtype=str)
-        if not len(self.levels):
-            return np.tile(self.prior, (len(cells_), 1))
-        place = np.searchsorted(self.levels, cells_).clip(max=len(self.levels) - 1)
-        known = self.levels[place] == cells_
-        return np.where(known[:, None], self.shares[place], self.prior)
+        place = {level: i for i, level in enumerate(self.levels.tolist())}
+        levels, codes = cells.coded
+        found = [place.get(MISSING if v is None else v, len(place)) for v in levels]
+        return np.vstack([self.shares, self.prior])[np.array(found, dtype=np.intp)][codes]
+
+    def decode(self, features: Array) -> NDArray[Any]:
+        """The levels of the nearest shares; None for a gap."""
+        levels = [None if v == MISSING else v for v in (*self.levels.tolist(), OTHER)]
+        shares = np.vstack([self.shares, self.prior])
+        near = [int(np.square(shares - f).sum(axis=1).argmin()) for f in features]
+        return np.array(levels, dtype=object)[near]
 
 
 @dataclass(frozen=True)
@@ -292,6 +329,12 @@ class Date:
             parts += [np.sin(angle)[:, None], np.cos(angle)[:, None]]
         return np.concatenate(parts, axis=1)
 
+    def decode(self, features: Array) -> NDArray[np.datetime64]:
+        """Dates by their number of days, to the second; NaT where it is rather a gap."""
+        days = self.days.decode(features)
+        seconds = np.nan_to_num(days * 86_400.0).round().astype("M8[s]")
+        return np.where(np.isnan(days), np.datetime64("NaT"), seconds)
+
 
 Part = Number | Ordered | Levels | Shares | Date
 PARTS = (Number, Ordered, Levels, Shares, Date)
@@ -303,21 +346,27 @@ def different(values: Any) -> bool:
     return known and len(set(values)) == len(values)
 
 
-def _ranks(cells: Cells, levels: tuple[str, ...]) -> Cells:
-    place = {level: float(i) for i, level in enumerate(levels)}
-    return Cells("number", np.array([place.get(v, np.nan) for v in cells.values], dtype=float))
+def _ranks(cells: Cells, order: tuple[str, ...]) -> Cells:
+    place: dict[str | None, float] = {level: float(i) for i, level in enumerate(order)}
+    levels, codes = cells.coded
+    return Cells("number", np.array([place.get(v, np.nan) for v in levels], dtype=float)[codes])
 
 
-def codes_of(cells: Cells) -> tuple[NDArray[Any], NDArray[np.intp]]:
+def codes_of(cells: Cells) -> tuple[list[str], NDArray[np.intp]]:
     """All levels, sorted, and which each cell is; a gap is a level too."""
-    text = np.array([MISSING if v is None else v for v in cells.values], dtype=str)
-    return np.unique(text, return_inverse=True)  # type: ignore[return-value]
+    levels, codes = cells.coded
+    named = [MISSING if v is None else v for v in levels]
+    found = sorted(set(named))
+    place = {level: i for i, level in enumerate(found)}
+    return found, np.array([place[v] for v in named], dtype=np.intp)[codes]
 
 
-def counted(cells: Cells) -> tuple[NDArray[Any], NDArray[np.intp]]:
+def counted(cells: Cells) -> tuple[list[str], NDArray[np.intp]]:
     """The levels that there are, sorted, and how many cells have each."""
-    text = np.array([v for v in cells.values if v is not None], dtype=str)
-    return np.unique(text, return_counts=True)  # type: ignore[return-value]
+    levels, codes = cells.coded
+    count = dict(zip(levels, np.bincount(codes, minlength=len(levels)).tolist(), strict=True))
+    found = sorted(v for v in levels if v is not None)
+    return found, np.array([count[v] for v in found], dtype=np.intp)
 
 
 def _smoothed(total: Array) -> Array:

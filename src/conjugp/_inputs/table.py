@@ -43,6 +43,12 @@ def listed(noun: str, names: list[str], most: int = 5, plural: str | None = None
     return f"the {noun if len(names) == 1 else plural or noun + 's'} {shown}{more}"
 
 
+def all_of(wrong: list[str], table: str = "X") -> str:
+    """One sentence on all columns that something is wrong with."""
+    more = f"; and {len(wrong) - 5} more columns" if len(wrong) > 5 else ""
+    return f"{table}: {'; '.join(wrong[:5])}{more}"
+
+
 def check_there(names: Iterable[str], there: Collection[str], table: str, why: str) -> None:
     """Raise for columns that are not there, all of them."""
     missing = [name for name in names if name not in there]

@@ -12,6 +12,7 @@ import typer
 from numpy.typing import NDArray
 
 from conjugp._inputs.frames import Frame
+from conjugp._inputs.table import listed
 from conjugp._persistence import files
 from conjugp.cli import _options as options
 from conjugp.cli._app import Refusal, app, estimator_errors
@@ -96,8 +97,7 @@ def note_unused(table: Table, frame: Frame, model: Model) -> None:
     known |= {model.roles.target, model.roles.weight} if model.roles else set()
     unused = [name for name in table.names if name not in known]
     if unused:
-        shown = ", ".join(map(repr, unused[:5])) + (", ..." if len(unused) > 5 else "")
-        note(f"not used, as the model was fitted without: {shown}")
+        note(f"not used, as the model was fitted without: {listed('column', unused)}")
 
 
 def _predictions(

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conjugp._inputs.frames import Cells, Frame, all_of
-from conjugp._inputs.table import TableError, listed, rows_of, shown, suggestion
+from conjugp._inputs.frames import Cells, Frame
+from conjugp._inputs.table import TableError, all_of, listed, rows_of, shown, suggestion
 from conjugp.cli._cells import (
     Table,
     number_in,

@@ -66,8 +66,7 @@ class Reading:
         frame = table.frame(names, roles.decimal)
         sign = None if table.typed else roles.decimal
         frame = choice.applied(frame, sign, gaps=self.missing == "impute")
-        nothing = Cells("number", np.full(table.n_rows, np.nan))
-        frame.columns.update(dict.fromkeys(self.ignore, nothing))
+        frame.columns.update(dict.fromkeys(self.ignore, Cells.nothing(table.n_rows)))
         return frame, choice
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conjugp._inputs.table import TableError, listed
+from conjugp._inputs.table import TableError, all_of, listed
 from conjugp.cli._cells import Table, unescaped
 
 CSV, PARQUET, NPZ = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".npz",)
@@ -160,15 +160,15 @@ def read_parquet(path: Path, skip: tuple = (), share: tuple[int, int] = (0, 1)) 
     for name, column in zip(found.column_names, found.columns, strict=True):
         made = column if name in left_out else _from_arrow(column)  # it may be of any type there
         if made is None:
-            wrong.append(f"{name!r} is of type {column.type}")
+            wrong.append(f"the column {name!r} is of type {column.type}")
         elif getattr(column.type, "ordered", False):
             for chunk in column.unify_dictionaries().chunks[:1]:
                 orders[name] = tuple(map(str, chunk.dictionary.to_pylist()))
         columns.append((name, made))
     if wrong:
         raise TableError(
-            f"{path}: the column {'; the column '.join(wrong)}; numbers, booleans, dates and text "
-            "can be read; leave others out with --ignore"
+            f"{all_of(wrong, str(path))}; numbers, booleans, dates and text can be read; leave "
+            "others out with --ignore"
         )
     return replace(_table(columns, found.num_rows, str(path), skip), orders=orders)
 

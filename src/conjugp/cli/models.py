@@ -14,9 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 
 import conjugp
 from conjugp._inputs.encoder import Encoder
-from conjugp._inputs.frames import Frame, frame_of
+from conjugp._inputs.frames import Frame
 from conjugp._inputs.kinds import OTHER, Number
-from conjugp._inputs.table import TableError, shown
+from conjugp._inputs.table import TableError, all_of, shown
 from conjugp._persistence import files
 from conjugp._persistence import model_file as saving
 from conjugp._persistence.files import FileFormatError
@@ -106,21 +106,22 @@ class Model:
         except TableError as error:
             raise TableError(f"{error}{hint}") from error
         if unseen == "refuse" and (new := self.unseen(found)):
-            raise TableError("; ".join(new))
+            raise TableError(all_of(new))
         return found
 
     def unseen(self, frame: Frame) -> list[str]:
         """Sentences on levels that the training table did not have, by column."""
         found = []
         for name, known in self.encoder.levels.items():
-            values = frame.columns[name].values
-            new = np.array([v is not None and v not in known for v in values])
+            cells = frame.columns[name]
+            levels, codes = cells.coded
+            new = np.array([v is not None and v not in known for v in levels], dtype=bool)[codes]
             if OTHER not in known and new.any():
                 row = int(new.argmax())
                 more = f", and the like in {new.sum() - 1} more rows" if new.sum() > 1 else ""
                 found.append(
                     f"the column {name!r} has a category that the training table did not have: "
-                    f"{shown(values[row])} in row {row + 1}{more}"
+                    f"{shown(cells.values[row])} in row {row + 1}{more}"
                 )
         return found
 
@@ -153,7 +154,7 @@ class Model:
         proba : ndarray of shape (n_rows, n_classes)
         """
         path = isinstance(table, str | os.PathLike)
-        rows = read_table(Path(table), skip=self.ignored) if path else frame_of(table)
+        rows = read_table(Path(table), skip=self.ignored) if path else self.encoder.read(table)
         return self.clf.predict_proba(self.frame(rows, unseen))
 
 
