@@ -14,6 +14,7 @@ from torch import Tensor
 from conjugp._fit.options import Checked, FitOptions, knobs_of
 from conjugp._gp.model import Model
 from conjugp._gp.posterior import State
+from conjugp._inference.moving import AT_REST
 from conjugp._inference.settings import Progress, Settings
 from conjugp._inputs.inputs import Inputs, Scaling
 from conjugp._inputs.taming import FEW_VALUES
@@ -32,7 +33,7 @@ MEAN_INDUCING = 3000
 MANY_CLASSES = 2000  # more than these are sampled ...
 CLASS_BATCH = 512  # ... so many at a time, beside the batch's labels
 CLASS_ROWS = 512  # in batches of so many rows, lest their labels be all there are
-NUMBER_ROWS = 1000  # that are asked which columns are numbers
+LOOKED_AT = 1000  # rows that are asked which columns are numbers, or at rest
 SHARES_ROWS = 300  # up to which learned prior means start at the classes' shares
 
 
@@ -179,14 +180,16 @@ def make_plan(
 
 def _few(data: Dataset, inputs: Inputs) -> bool:
     """Whether mean and covariance share their points: few rows, and no embedding of more."""
-    n, D = data.n, inputs.n_features
-    fits = n <= COUPLED_ROWS and n * data.n_classes <= COUPLED_PAIRS and D <= COUPLED_FEATURES
-    return n <= SMALL or (fits and not inputs.embedding)
+    n = data.n
+    if n <= SMALL or n > COUPLED_ROWS or n * data.n_classes > COUPLED_PAIRS or inputs.embedding:
+        return n <= SMALL
+    at_rest = data.head(LOOKED_AT).X.abs().amax(0) < AT_REST
+    return int((~at_rest).sum()) <= COUPLED_FEATURES
 
 
 def _has_numbers(data: Dataset) -> bool:
     """Whether a column is more than a few levels: functions of numbers are seldom very smooth."""
-    X = data.head(NUMBER_ROWS).X
+    X = data.head(LOOKED_AT).X
     return any(len(torch.unique(column)) > FEW_VALUES for column in X.T)
 
 
