@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -146,6 +147,16 @@ def test_it_pays_where_one_column_has_a_long_tail() -> None:
         clf = GPClassifier(kernel, random_state=0).fit(X[train], y[train])
         losses.append(conjugp.metrics.nll(y[test], clf.predict_proba(X[test])))
     assert losses[0] < 0.8 * losses[1]
+
+
+def test_tables_tell_which_columns_are_tamed() -> None:
+    X, y = skewed()
+    frame = pd.DataFrame(X, columns=["normal", "long", "mixed"])
+    frame["text"] = np.where(y, "yes", "no")
+    clf = GPClassifier(random_state=0, max_epochs=200).fit(frame[:200], y[:200])
+    assert clf.columns_ is not None
+    told = [name for name, words in clf.columns_.items() if words.endswith("long tails tamed")]
+    assert told == ["long", "mixed"]
 
 
 def test_files_and_onnx_have_the_same_columns(tmp_path: Path) -> None:

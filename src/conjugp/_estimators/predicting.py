@@ -90,7 +90,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         inner, mean = predictor.prior()
         kernels = [inputs.outward(kernel) for kernel in inner]
         self.classes_, self._inputs, self._encoder = classes, inputs, inputs.encoder
-        self.columns_ = None if inputs.encoder is None else inputs.encoder.columns
+        self.columns_ = inputs.columns
         self.kernel_ = kernels[0] if len(kernels) == 1 else kernels
         self.inducing_points_ = inputs.invert(predictor.Z)
         self.prior_mean_ = mean.cpu().double().numpy()

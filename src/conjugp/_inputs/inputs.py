@@ -168,6 +168,17 @@ class Inputs:
         return found if found is not None and len(set(found)) < len(found) else None
 
     @property
+    def columns(self) -> dict[str, str] | None:
+        """What became of each column of a table, in words."""
+        if self.encoder is None:
+            return None
+        found, said = self.encoder.columns, "its long tails tamed"
+        if self.scaling.taming is not None:
+            for name in {self.encoder.owners[j] for j in self.scaling.taming.columns}:
+                found[name] += f", {said}" * (said not in found[name])
+        return found
+
+    @property
     def n_features(self) -> int:
         """D."""
         return len(self.scaling.scale)

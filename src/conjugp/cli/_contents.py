@@ -41,7 +41,7 @@ def contents(subject: Subject, findings: Findings, notes: list[str]) -> dict[str
     """Everything that the template names."""
     clf, rows = subject.model.clf, subject.rows
     target = subject.model.known_roles().target
-    columns_ = subject.model.encoder.columns
+    columns_ = clf.columns_ or subject.model.encoder.columns
     training, curve = _training(clf)
     names = [name for name in findings.relevance if name not in subject.keep][:CELLS]
     names = [*dict.fromkeys(subject.keep), *names]
