@@ -107,6 +107,7 @@ def lightgbm(data: Frames, seed: int) -> Found:
     from lightgbm import LGBMClassifier
 
     train, test = as_categories(data)
+    train.columns = test.columns = [f"x{j}" for j in range(train.shape[1])]  # it refuses some names
     clf = LGBMClassifier(random_state=seed, verbose=-1).fit(train, data.y_train)
     return np.asarray(clf.predict_proba(test)), clf.classes_
 
