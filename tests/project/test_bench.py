@@ -39,6 +39,8 @@ ENTRIES = {
     "encoding": {"ratio", "passed"},
     "odd_frames": {"cases", "outcomes", "passed", "wrong", "seconds"},
     "bounds": {"n_train", "seed", "exact", "tight"},
+    "tables": {"n_train", "text", "scores"},
+    "taming": {"n_train", "columns", "tamed"},
     "cost": {"seconds", "ratio"},
     "threads": {"busy processes", "quiet", "busy"},
     "truth": {"n_train", "n_test", "n_features", "n_classes", "lengthscale", "variances"},
@@ -65,7 +67,9 @@ def script(monkeypatch):
 
 
 SCRIPTS = "data sources record clock contestants compare quality small gibbs soak throughput step"
-SCRIPTS += " soak_ranks scaling gpu optimiser default_fit robust truth odd_frames encoding"
+SCRIPTS += (
+    " soak_ranks scaling gpu optimiser default_fit robust truth odd_frames encoding tables taming"
+)
 
 
 @pytest.mark.parametrize("name", SCRIPTS.split())
