@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from data import Frames, MissingDataError, load_frames, tables_at_hand
+from data import Frames, frames_at_hand
 from record import add_output, context, keep, scores
 
 from conjugp import GPClassifier
@@ -28,14 +28,19 @@ WANTED = 0.94  # geometric mean of the ratios of NLL, at most
 def fitted(data: Frames, bound: str, seed: int) -> dict[str, float]:
     """Scores of one fit, and its seconds."""
     clf = GPClassifier(bound=bound, covariance="full", n_inducing=300, random_state=seed)
+    found = fit_and_score(clf, data)
+    return {**found, "temperature": clf.temperature_, "elbo": clf.elbo_}
+
+
+def fit_and_score(clf: GPClassifier, data: Frames) -> dict[str, float]:
+    """Scores of a fit to a table, and its seconds."""
     began = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         clf.fit(data.X_train, data.y_train)
     seconds = time.perf_counter() - began
     p = clf.predict_proba(data.X_test)
-    more = {"seconds": seconds, "temperature": clf.temperature_, "elbo": clf.elbo_}
-    return {**scores(data.y_test, p, clf.classes_), **more}
+    return {**scores(data.y_test, p, clf.classes_), "seconds": seconds}
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:
@@ -70,16 +75,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of split and fit")
     add_output(parser, "bounds.json")
     arguments = parser.parse_args()
-    names = arguments.tables or tables_at_hand()
-    if not names:
-        print("no tables: CONJUGP_DATA must name a folder with tables/*.parquet")
-        return 1
-    for name in names:
-        try:
-            data = load_frames(name, arguments.seed)
-        except MissingDataError as error:
-            print(f"{name} is left out: {error}")
-            continue
+    for name, data in frames_at_hand(arguments.tables, arguments.seed):
         found = {bound: fitted(data, bound, arguments.seed) for bound in BOUNDS}
         entry = {**context(), "n_train": len(data.y_train), "seed": arguments.seed, **found}
         keep(arguments.output, name, entry)

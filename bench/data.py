@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -221,6 +222,18 @@ def load_frames(name: str, seed: int = 0, most: int = 3000) -> Frames:
     train = train[:most]
     test = test[np.isin(y[test], y[train])]
     return Frames(table.iloc[train], y[train], table.iloc[test], y[test])
+
+
+def frames_at_hand(names: list[str], seed: int = 0) -> Iterator[tuple[str, Frames]]:
+    """Split number `seed` of the tables named, or of all at hand; what is missing is said."""
+    names = names or tables_at_hand()
+    if not names:
+        raise SystemExit(f"no tables: {VARIABLE} must name a folder with tables/*.parquet")
+    for name in names:
+        try:
+            yield name, load_frames(name, seed)
+        except MissingDataError as error:
+            print(f"{name} is left out: {error}")
 
 
 def one_hot(table: pd.DataFrame, train: NDArray, test: NDArray) -> list[NDArray]:

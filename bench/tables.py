@@ -14,14 +14,15 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from data import Frames, MissingDataError, load_frames, load_table, parts_of, tables_at_hand
+from bounds import geometric_mean
+from data import Frames, frames_at_hand, load_frames, load_table, one_hot, parts_of
 from numpy.typing import NDArray
 from record import add_output, check_sets, context, keep, put_table, scores
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
@@ -75,8 +76,6 @@ def as_categories(data: Frames, most: int | None = None) -> tuple[pd.DataFrame, 
 
 def as_one_hot(data: Frames) -> list[NDArray]:
     """Numbers with medians and an indicator where they are missing, text one-hot."""
-    from data import one_hot
-
     both = pd.concat([data.X_train, data.X_test], ignore_index=True)
     n = len(data.X_train)
     return one_hot(both, np.arange(n), np.arange(n, len(both)))
@@ -187,10 +186,6 @@ def mean_of(entry: dict[str, Any], name: str, score: str) -> float:
     return float(np.mean(found)) if found else math.nan
 
 
-def geometric_mean(values: Iterable[float]) -> float:
-    return float(np.exp(np.mean(np.log(list(values)))))
-
-
 def table(sets: dict[str, Any], score: str = "nll") -> str:
     """Markdown: a line for every table, the best of a line in bold."""
     names = [n for n in CONTESTANTS if any(n in entry["scores"] for entry in sets.values())]
@@ -237,16 +232,8 @@ def main() -> int:
     for name in [n for n in wanted if find_spec(CONTESTANTS[n][0]) is None]:
         print(f"{name} is left out: the package {CONTESTANTS[name][0]} is not installed")
         wanted.remove(name)
-    names = arguments.tables or tables_at_hand()
-    if not names:
-        print("no tables: CONJUGP_DATA must name a folder with tables/*.parquet")
-        return 1
-    for key in names:
-        try:
-            splits = {seed: load_frames(key, seed) for seed in SEEDS}
-        except MissingDataError as error:
-            print(f"{key} is left out: {error}")
-            continue
+    for key, first in frames_at_hand(arguments.tables):
+        splits = {0: first, **{seed: load_frames(key, seed) for seed in SEEDS[1:]}}
         known = {}
         if arguments.output.is_file():
             known = json.loads(arguments.output.read_text(encoding="utf-8"))["sets"]

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
-import warnings
 
-from bounds import geometric_mean
-from data import Frames, MissingDataError, load_frames, tables_at_hand
-from record import add_output, context, keep, scores
+from bounds import fit_and_score, geometric_mean
+from data import Frames, frames_at_hand
+from record import add_output, context, keep
 
 from conjugp import GPClassifier
 from conjugp.kernels import RBF, Kernel, Matern52
@@ -26,14 +24,9 @@ from conjugp.kernels import RBF, Kernel, Matern52
 def fitted(data: Frames, kernel: Kernel | None, seed: int) -> tuple[dict[str, float], int]:
     """Scores of one fit and its seconds; how many columns were tamed."""
     clf = GPClassifier(kernel, covariance="full", n_inducing=300, random_state=seed)
-    began = time.perf_counter()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        clf.fit(data.X_train, data.y_train)
-    seconds = time.perf_counter() - began
+    found = fit_and_score(clf, data)
     taming = clf._inputs.scaling.taming
-    found = scores(data.y_test, clf.predict_proba(data.X_test), clf.classes_)
-    return {**found, "seconds": seconds}, 0 if taming is None else len(taming.columns)
+    return found, 0 if taming is None else len(taming.columns)
 
 
 def main() -> int:
@@ -44,16 +37,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of split and fit")
     add_output(parser, "taming.json")
     arguments = parser.parse_args()
-    names = arguments.tables or tables_at_hand()
-    if not names:
-        print("no tables: CONJUGP_DATA must name a folder with tables/*.parquet")
-        return 1
-    for name in names:
-        try:
-            data = load_frames(name, arguments.seed)
-        except MissingDataError as error:
-            print(f"{name} is left out: {error}")
-            continue
+    for name, data in frames_at_hand(arguments.tables, arguments.seed):
         tamed, columns = fitted(data, None, arguments.seed)
         entry = {**context(), "n_train": len(data.y_train), "columns": columns, "tamed": tamed}
         if columns:  # else both fits are one

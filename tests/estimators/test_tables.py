@@ -525,7 +525,8 @@ def test_rows_whose_columns_lost_their_types(model):
 
 
 def test_shap_explains_the_columns_of_a_table(model):
-    shap = pytest.importorskip("shap")
+    import shap  # slow to import
+
     frame, _ = table(24, seed=5)
     frame = frame.drop(columns="ticket")
     clf = quick().fit(*(a[:60] for a in (table()[0].drop(columns="ticket"), table()[1])))

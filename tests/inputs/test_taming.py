@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pandas as pd
 import pytest
 import torch
@@ -18,6 +19,7 @@ from conjugp import GPClassifier
 from conjugp._inputs.inputs import Inputs
 from conjugp._inputs.taming import BEND, FEW_VALUES, Taming, bent, tamed
 from conjugp._rows.canonical import Rows
+from conjugp.export import to_onnx
 from conjugp.kernels import RBF
 
 LIKE = torch.empty(0, dtype=torch.float64)
@@ -165,13 +167,14 @@ def test_files_and_onnx_have_the_same_columns(tmp_path: Path) -> None:
     p = clf.predict_proba(X[300:])
     clf.save(tmp_path / "m.conjugp")
     assert np.array_equal(conjugp.load(tmp_path / "m.conjugp").predict_proba(X[300:]), p)
-    ort = pytest.importorskip("onnxruntime")
-    from conjugp.export import to_onnx
-
     to_onnx(clf, tmp_path / "m.onnx")
-    session = ort.InferenceSession(str(tmp_path / "m.onnx"))
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
     (found,) = session.run(["probabilities"], {"X": X[300:]})
     assert np.abs(found - p).max() < 1e-6
+    far = X[300:306].copy()
+    far[:, 1] = [-1e300, -1e9, 0.0, 1e9, 1e160, 1e300]
+    (found,) = session.run(["probabilities"], {"X": far})
+    assert np.abs(found - clf.predict_proba(far)).max() < 1e-6
 
 
 def test_damaged_descriptions_are_refused() -> None:

@@ -22,7 +22,7 @@ NORMAL = 0.9  # and those whose values and normal scores have this squared corre
 BEND = 3.0  # standard deviations to which a tail is bent
 # Values of a column between which scores are linear; among them so many at each of its ends.
 KNOTS, ENDS = 256, 32
-_FAR = 1e6  # standard deviations, which are as good as infinitely many
+FAR = 1e6  # standard deviations, which are as good as infinitely many
 
 
 @in_checkpoints
@@ -82,7 +82,7 @@ class Taming(NamedTuple):
 
 def bent(z: Array) -> Array:
     """z, in float64, with tails that end at `BEND`."""
-    z = np.asarray(z, dtype=np.float64).clip(-_FAR, _FAR)
+    z = np.asarray(z, dtype=np.float64).clip(-FAR, FAR)
     return z / np.sqrt(1.0 + (z / BEND) ** 2)
 
 

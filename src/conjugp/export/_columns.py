@@ -93,6 +93,7 @@ def _tamed(
     scope: Scope, x: Value, z: Value, weight: float, knots: NDArray, scores: NDArray
 ) -> Value:
     """One column (R, 1), as `Taming.apply` has it."""
+    z = scope.op("Min", scope.op("Max", z, -t.FAR), t.FAR)
     bent = z / t.BEND
     bent = z / scope.op("Sqrt", bent * bent + 1.0)
     steps = np.diff(knots)
