@@ -14,7 +14,7 @@ from torch import Tensor
 from conjugp._fit.options import Checked, FitOptions, knobs_of
 from conjugp._gp.model import Model
 from conjugp._gp.posterior import State
-from conjugp._inference.moving import AT_REST
+from conjugp._inference.moving import at_rest
 from conjugp._inference.settings import Progress, Settings
 from conjugp._inputs.inputs import Inputs, Scaling
 from conjugp._inputs.taming import FEW_VALUES
@@ -183,8 +183,7 @@ def _few(data: Dataset, inputs: Inputs) -> bool:
     n = data.n
     if n <= SMALL or n > COUPLED_ROWS or n * data.n_classes > COUPLED_PAIRS or inputs.embedding:
         return n <= SMALL
-    at_rest = data.head(LOOKED_AT).X.abs().amax(0) < AT_REST
-    return int((~at_rest).sum()) <= COUPLED_FEATURES
+    return int((~at_rest(data.head(LOOKED_AT).X)).sum()) <= COUPLED_FEATURES
 
 
 def _has_numbers(data: Dataset) -> bool:

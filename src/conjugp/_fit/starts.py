@@ -13,7 +13,7 @@ from conjugp._gp import inducing
 from conjugp._gp.features import basis, features
 from conjugp._gp.posterior import Posterior, State, initial_state, kl, moments, prior
 from conjugp._inference import svi
-from conjugp._inference.moving import AT_REST
+from conjugp._inference.moving import at_rest
 from conjugp._inputs.inputs import Scaling
 from conjugp._numerics.linalg import NotPositiveDefiniteError
 from conjugp._rows.dataset import Data, Dataset
@@ -149,8 +149,7 @@ def lengthscales(X: Tensor, scale: Tensor, share: float) -> Tensor:
 
     `scale` (D,) is how large a working unit is in the user's; columns at rest have large ones.
     """
-    far = X.abs().amax(0).cpu()
-    rest = (far > 0.0) & (far < AT_REST)
+    rest = (at_rest(X) & (X != 0.0).any(0)).cpu()
     typical = scale[~rest].mean() if bool(rest.any()) and not bool(rest.all()) else scale.mean()
     relative = ((typical / scale) ** share).clamp(1e-6, 1e6)  # within what kernels can learn
     relative[rest] = 1.0

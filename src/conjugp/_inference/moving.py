@@ -25,6 +25,11 @@ _MAX_FAILURES = 8
 AT_REST = 0.01  # all values of a column that is at rest are nearer to 0
 
 
+def at_rest(X: Tensor) -> Tensor:
+    """Which columns of rows in working units (n, D) say nothing, or next to nothing (D,)."""
+    return X.abs().amax(0) < AT_REST
+
+
 class Leaves(NamedTuple):
     """The hyperparameters of a fit."""
 
@@ -77,7 +82,7 @@ class Moving:
         Adam moves them by its rate in each, however little a gradient says.
         """
         if self.learned.Z:
-            self.still = (X.abs().amax(0) >= AT_REST).to(self.state.Z)
+            self.still = (~at_rest(X)).to(self.state.Z)
 
     @cached_property
     def adam(self) -> Adam:

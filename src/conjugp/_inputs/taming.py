@@ -6,7 +6,7 @@ of all of its rows, and the order of values stays.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,8 @@ from conjugp._persistence.codec import in_checkpoints
 Array = NDArray[np.float64]
 
 FEW_VALUES = 12  # columns of so many different ones stay as they are
-EMBEDDING = 16  # columns, fewer are no embedding
 NORMAL = 0.9  # and those whose values and normal scores have this squared correlation
+EMBEDDING = 16  # columns, fewer are no embedding
 BEND = 3.0  # standard deviations to which a tail is bent
 # Values of a column between which scores are linear; among them so many at each of its ends.
 KNOTS, ENDS = 256, 32
@@ -37,27 +37,24 @@ class Taming(NamedTuple):
     def apply(self, X: NDArray, z: NDArray) -> None:
         """Change the columns of z (n, D), the standardised rows X (n, D), in place."""
         for j, slope, knots, scores in zip(*self, strict=True):
-            z[:, j] = slope * bent(z[:, j]) + np.interp(X[:, j], knots, scores)
+            z[:, j] = _value(X[:, j], z[:, j], slope, knots, scores)
 
     def invert(self, w: Array, shift: Array, scale: Array) -> None:
         """Take the columns of w (n, D), tamed, to the user's units, in place.
 
         Standardised values have this `shift` and `scale` (D,).
         """
-        for j, slope, knots, scores in zip(*self, strict=True):
-
-            def tamed(x: Array, *one: Any) -> Array:
-                j, slope, knots, scores = one
-                return slope * bent((x - shift[j]) / scale[j]) + np.interp(x, knots, scores)
-
-            one, w_j = (j, slope, knots, scores), w[:, j].copy()
+        for j, *how in zip(*self, strict=True):
+            knots, w_j = how[1], w[:, j].copy()
             low, high = np.full(len(w), knots[0]), np.full(len(w), knots[-1])
             for _ in range(64):
                 middle = low + 0.5 * (high - low)
-                below = tamed(middle, *one) < w_j
+                below = _value(middle, (middle - shift[j]) / scale[j], *how) < w_j
                 low, high = np.where(below, middle, low), np.where(below, high, middle)
             # Beyond the last value that has a score the bent part alone goes on.
-            first, last = tamed(knots[[0, -1]], *one)
+            slope, _, scores = how
+            ends = knots[[0, -1]]
+            first, last = _value(ends, (ends - shift[j]) / scale[j], *how)
             s = (w_j - np.where(w_j < first, scores[0], scores[-1])) / slope
             s = s.clip(-BEND * (1 - 1e-9), BEND * (1 - 1e-9))
             outside = shift[j] + scale[j] * s / np.sqrt(1.0 - (s / BEND) ** 2)
@@ -80,7 +77,12 @@ class Taming(NamedTuple):
             raise ValueError("the columns with long tails are not described as they should be")
 
 
-def bent(z: Array) -> Array:
+def _value(x: NDArray, z: NDArray, slope: float, knots: Array, scores: Array) -> Array:
+    """Of values x, standardised z."""
+    return slope * bent(z) + np.interp(x, knots, scores)
+
+
+def bent(z: NDArray) -> Array:
     """z, in float64, with tails that end at `BEND`."""
     z = np.asarray(z, dtype=np.float64).clip(-FAR, FAR)
     return z / np.sqrt(1.0 + (z / BEND) ** 2)
